@@ -1,0 +1,1 @@
+"""What surrounds an actor: threads, leases, limits, verdicts, shutdown. Nothing here must happen in a Dramatiq hook."""

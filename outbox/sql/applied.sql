@@ -1,0 +1,4 @@
+-- The steps this database has seen.
+SELECT name
+FROM posthouse.migrations
+ORDER BY name

@@ -1,0 +1,733 @@
+"""The ledger: each transition, what guards it, and who wins when two want the same row."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import psycopg2
+import psycopg2.extras
+import pytest
+import sqlalchemy
+from sqlalchemy.pool import NullPool
+
+from outbox import jobs
+from outbox.db import Conn, connect, sql
+from outbox.jobs import BadJob, Claim, NewJob, RetryRefused, Settlement
+from tests import emptied
+
+shared_url, database_url = emptied.shared_url, emptied.database_url
+
+WORKER = str(uuid.uuid4())
+
+
+def new(**given: Any) -> NewJob:
+    return NewJob(**{"queue": "q", "actor": "a", **given})
+
+
+def add(conn: Conn, **given: Any) -> str:
+    return jobs.enqueue(conn, new(**given)).id
+
+
+def claim(conn: Conn, count: int = 1, queue: str = "q", lease_s: float = 20) -> list[Claim]:
+    return jobs.claim(conn, {queue: count}, worker_id=WORKER, lease_s=lease_s)
+
+
+def claimed(conn: Conn, **given: Any) -> Claim:
+    """The only job there is, just claimed."""
+    add(conn, **given)
+    return claim(conn)[0]
+
+
+def settle(conn: Conn, held: Claim, state: str = "done", **outcome: Any) -> bool:
+    """Whether the outcome was written."""
+    return jobs.settle(conn, [Settlement(held.id, held.token, state, **outcome)]) == {held.id}
+
+
+def fail(conn: Conn, held: Claim, state: str = "queued", error: str = "no") -> bool:
+    return settle(conn, held, state, outcome="failed", error_class="ValueError", error=error, traceback="t")
+
+
+def expire(conn: Conn, job_id: str) -> None:
+    """The lease runs out now."""
+    conn.execute("UPDATE dramatiq.queue SET lease_until = clock_timestamp() WHERE message_id = %s", [job_id])
+
+
+def lose(conn: Conn, held: Claim) -> str:
+    """The worker dies, the job is rescued; its new state in the table."""
+    expire(conn, held.id)
+    return {job_id: state for job_id, _, state in jobs.rescue(conn)}[held.id]
+
+
+def row(conn: Conn, job_id: str) -> dict[str, Any]:
+    found = conn.execute("SELECT * FROM dramatiq.queue WHERE message_id = %s", [job_id]).fetchone()
+    assert found is not None
+    return found
+
+
+def shown(conn: Conn, job_id: str) -> dict[str, Any]:
+    found = jobs.load(conn, job_id)
+    assert found is not None
+    return found
+
+
+def count(conn: Conn) -> int:
+    found = conn.execute("SELECT count(*) AS n FROM dramatiq.queue").fetchone()
+    return found["n"] if found else 0
+
+
+# Enqueue.
+
+
+@pytest.fixture(params=["psycopg", "psycopg with tuples", "psycopg2", "psycopg2 with dicts", "sqlalchemy"])
+def application(request: pytest.FixtureRequest, database_url: str) -> Iterator[Any]:
+    """The connection of a caller, who has begun a transaction."""
+    match request.param:
+        case "psycopg":
+            opened: Any = psycopg.connect(database_url, row_factory=psycopg.rows.dict_row)
+        case "psycopg with tuples":
+            opened = psycopg.connect(database_url)
+        case "psycopg2 with dicts":
+            opened = psycopg2.connect(database_url, cursor_factory=psycopg2.extras.RealDictCursor)
+        case "sqlalchemy":
+            engine = sqlalchemy.create_engine(
+                database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool
+            )
+            opened = engine.raw_connection()
+        case _:
+            opened = psycopg2.connect(database_url)
+    with closing(opened):
+        yield opened
+
+
+def test_a_commit_makes_the_job_visible_and_not_before(application: Any, conn: Conn) -> None:
+    job_id = jobs.enqueue(application, new(args=["é", 1], kwargs={"k": None}, priority=5)).id
+    assert claim(conn) == []
+    application.commit()
+    assert [(job.id, job.message["args"], job.priority) for job in claim(conn)] == [(job_id, ["é", 1], 5)]
+
+
+def test_a_rollback_leaves_nothing(application: Any, conn: Conn) -> None:
+    jobs.enqueue_many(application, [new(), new(delay_s=5)])
+    application.rollback()
+    assert count(conn) == 0
+
+
+def test_a_duplicate_is_told_on_every_driver(application: Any) -> None:
+    first = jobs.enqueue(application, new(unique_key="k"))
+    second = jobs.enqueue(application, new(unique_key="k"))
+    assert (first.inserted, second.duplicate_of) == (True, first.id)
+
+
+def test_ten_thousand_jobs_go_in_at_once_and_again_without_a_change(conn: Conn) -> None:
+    many = [new(args=[number], unique_key=f"k{number}") for number in range(10_000)]
+    began = time.monotonic()
+    assert all(answer.inserted for answer in jobs.enqueue_many(conn, many))
+    again = jobs.enqueue_many(conn, many)
+    assert time.monotonic() - began < 10
+    assert [answer.duplicate_of for answer in again] == [job.id for job in many]
+    assert count(conn) == 10_000
+    first = claim(conn)[0]
+    assert first.message["args"] == [0]
+
+
+def test_no_jobs_are_no_statement(conn: Conn) -> None:
+    assert jobs.enqueue_many(conn, []) == []
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"args": [{"price": Decimal(1)}]}, "args[0].price"),
+    ({"kwargs": {"at": {"x": b"1"}}}, "kwargs.at.x"),
+    ({"args": ["a\0b"]}, "args[0]"),
+    ({"args": [float("nan")]}, "args[0]"),
+    ({"args": ["\ud800"]}, "args[0]"),
+    ({"options": {"o": {1}}}, "options.o"),
+    ({"args": ["x" * 1_048_576]}, "args"),
+    ({"queue": ""}, "queue"),
+    ({"queue": "x" * 41}, "queue"),
+    ({"queue": "é" * 20}, "queue"),
+    ({"queue": "q\n"}, "queue"),
+    ({"queue": 'q"}'}, "queue"),
+    ({"delay_s": -1}, "delay"),
+    ({"delay_s": 365 * 86_400 + 1}, "delay"),
+    ({"delay_s": float("nan")}, "delay"),
+    ({"delay_s": float("inf")}, "delay"),
+    ({"max_attempts": 0}, "max_attempts"),
+    ({"unique_key": ""}, "unique_key"),
+    ({"unique_key": "x" * 513}, "unique_key"),
+    ({"actor": "a\0"}, "actor"),
+    ({"actor": ""}, "actor"),
+    ({"priority": 2**31}, "priority"),
+    ({"max_attempts": 2**31}, "max_attempts"),
+    ({"unique_key": "a\0"}, "unique_key"),
+    ({"unique_key": "\ud800"}, "unique_key"),
+    ({"id": '","queue_name":"x'}, "id"),
+    ({"event_id": "e"}, "event_id"),
+    ({"args": "abc"}, "args"),
+    ({"kwargs": [1]}, "kwargs"),
+    ({"args": ["x" * 900_000], "kwargs": {"k": "x" * 900_000}}, "args"),
+]
+
+
+def test_a_bad_job_is_refused_by_name_and_its_transaction_goes_on(application: Any, conn: Conn) -> None:
+    for given, said in REFUSED:
+        began = time.monotonic()
+        with pytest.raises(BadJob) as refusal:
+            jobs.enqueue_many(application, [new(), new(**given)])
+        assert time.monotonic() - began < 1
+        assert said in str(refusal.value)
+    kept = jobs.enqueue(application, new()).id
+    application.commit()
+    assert [job.id for job in claim(conn, 9)] == [kept]
+
+
+def test_the_longest_queue_name_rings_its_bell(conn: Conn) -> None:
+    assert jobs.enqueue(conn, new(queue="x" * 40)).inserted
+
+
+def test_odd_text_in_the_arguments_comes_back_as_it_was(conn: Conn) -> None:
+    odd = ["\"'\\%s{}", "\\u0000", "\U0001f600" * 50_000, "", {"": ""}]
+    assert claimed(conn, args=odd).message["args"] == odd
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_second_of_two_inserts_of_a_key_waits_for_the_first(conn: Conn, database_url: str, end: str) -> None:
+    with connect(database_url, name="first") as first, ThreadPoolExecutor(1) as pool:
+        first.execute("BEGIN")
+        winner = jobs.enqueue(first, new(unique_key="k")).id
+        waiting = pool.submit(jobs.enqueue, conn, new(unique_key="k"))
+        time.sleep(0.1)
+        assert not waiting.done()
+        first.execute(end.encode())
+        assert waiting.result(5).duplicate_of == (winner if end == "commit" else None)
+    assert count(conn) == 1
+
+
+def test_of_64_threads_with_one_key_one_inserts_and_63_hear_of_it(database_url: str, conn: Conn) -> None:
+    barrier = threading.Barrier(16)
+
+    def race(turn: int) -> jobs.Enqueued:
+        with connect(database_url, name="racer") as own:
+            barrier.wait()
+            return jobs.enqueue(own, new(unique_key="k", args=[turn]))
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(race, range(64)))
+    (first,) = (answer.id for answer in answers if answer.inserted)
+    assert [answer.duplicate_of for answer in answers if not answer.inserted] == [first] * 63
+    assert count(conn) == 1
+
+
+def test_bulk_inserts_obey_unique_keys_too(database_url: str, conn: Conn) -> None:
+    def bulk(_: int) -> int:
+        with connect(database_url, name="racer") as own:
+            answers = jobs.enqueue_many(own, [new(unique_key=f"k{number}") for number in range(50)])
+            return sum(answer.inserted for answer in answers)
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sum(pool.map(bulk, range(30))) == 50
+    assert count(conn) == 50
+
+
+def test_one_call_with_the_same_key_twice_inserts_once(conn: Conn) -> None:
+    first, second = jobs.enqueue_many(conn, [new(unique_key="k"), new(unique_key="k")])
+    assert {first.duplicate_of, second.duplicate_of} == {None, first.id if first.inserted else second.id}
+    assert count(conn) == 1
+
+
+def test_a_job_that_ended_frees_its_key(conn: Conn) -> None:
+    ends: list[Callable[[Claim], object]] = [
+        lambda held: settle(conn, held),
+        lambda held: fail(conn, held, "rejected"),
+        lambda held: lose(conn, held),
+    ]
+    add(conn, unique_key="k", max_attempts=1)
+    for end in ends:
+        assert not jobs.enqueue(conn, new(unique_key="k")).inserted
+        end(claim(conn)[0])
+        assert jobs.enqueue(conn, new(unique_key="k", max_attempts=1)).inserted
+
+
+def test_a_retryable_job_keeps_its_key(conn: Conn) -> None:
+    held = claimed(conn, unique_key="k")
+    assert fail(conn, held)
+    assert jobs.enqueue(conn, new(unique_key="k")).duplicate_of == held.id
+
+
+def test_an_id_that_is_there_already_changes_nothing_in_any_state(conn: Conn) -> None:
+    for state in ("pending", "running", "retryable", "completed", "discarded"):
+        job_id = in_state(conn, state)
+        before = row(conn, job_id)
+        assert jobs.enqueue(conn, new(id=job_id, args=["second"], priority=-9)).duplicate_of == job_id
+        assert row(conn, job_id) == before
+
+
+def in_state(conn: Conn, state: str) -> str:
+    """A job of its own queue in one of the states people see."""
+    job_id = add(conn, queue=state)
+    held = None if state == "pending" else claim(conn, queue=state)[0]
+    if held and state != "running":
+        settle(conn, held, {"completed": "done", "discarded": "rejected"}.get(state, "queued"), delay_s=9)
+    assert shown(conn, job_id)["state"] == state
+    return job_id
+
+
+# Claim.
+
+
+def test_jobs_are_claimed_by_priority_then_due_time_then_age(conn: Conn) -> None:
+    expected = ["urgent", "early", "late", "older", "newer", "patient"]
+    due = {"early": -20, "late": -10}
+    for name, priority in [("patient", 9), ("late", 1), ("early", 1), ("older", 2), ("newer", 2), ("urgent", -3)]:
+        job_id = add(conn, args=[name], priority=priority)
+        if name in due:
+            conn.execute(
+                "UPDATE dramatiq.queue SET available_at = now() + %s * interval '1 s' WHERE message_id = %s",
+                [due[name], job_id],
+            )
+    assert [job.message["args"][0] for job in claim(conn, 3) + claim(conn, 9)] == expected
+
+
+def test_an_urgent_job_is_next_though_two_thousand_wait(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(2_000)])
+    urgent = add(conn, priority=-1)
+    assert claim(conn, 2)[0].id == urgent
+
+
+def test_a_delayed_job_is_not_early_and_hides_nobody(conn: Conn) -> None:
+    later = add(conn, delay_s=0.3, priority=-5)
+    due = add(conn)
+    assert [job.id for job in claim(conn, 9)] == [due]
+    time.sleep(0.3)
+    assert [job.id for job in claim(conn, 9)] == [later]
+
+
+def test_a_claim_takes_as_many_as_asked_of_each_queue(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new(queue=queue, priority=n % 3) for queue in "qrs" for n in range(6)])
+    taken = jobs.claim(conn, {"q": 4, "r": 1, "s": 0, "nobody": 3}, worker_id=WORKER, lease_s=9)
+    assert sorted(job.queue for job in taken) == ["q"] * 4 + ["r"]
+    assert jobs.claim(conn, {}, worker_id=WORKER, lease_s=9) == []
+
+
+def test_a_claim_counts_the_attempt_and_leases_the_job(conn: Conn) -> None:
+    held = claimed(conn)
+    now = row(conn, held.id)
+    assert (held.attempt, now["attempt"], now["state"], str(now["worker_id"])) == (1, 1, "consumed", WORKER)
+    assert 19 < (now["lease_until"] - now["claimed_at"]).total_seconds() <= 20
+    assert str(now["lease_token"]) == held.token
+    assert claim(conn) == []
+
+
+def test_claimers_never_take_the_same_job_and_never_wait_for_each_other(database_url: str, conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new(priority=number % 4) for number in range(1_000)])
+    taken: list[str] = []
+
+    def take(_: int) -> None:
+        with connect(database_url, name="claimer") as own:
+            while batch := claim(own, 7):
+                taken.extend(job.id for job in batch)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(take, range(4)))
+    assert len(taken) == len(set(taken)) == 1_000
+
+
+def test_a_claim_passes_over_rows_that_another_transaction_holds(conn: Conn, database_url: str) -> None:
+    first, second = add(conn), add(conn)
+    with connect(database_url, name="claimer") as other, other.transaction():
+        assert [job.id for job in claim(other)] == [first]
+        assert [job.id for job in claim(conn, 9)] == [second]
+    assert claim(conn, 9) == []
+
+
+def test_a_claim_reads_few_rows_among_many_that_are_not_for_it(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new(delay_s=9_999) for _ in range(20_000)])
+    conn.execute(
+        """
+        INSERT INTO dramatiq.queue (message_id, queue_name, state, message, available_at, created_at, finished_at)
+        SELECT gen_random_uuid(), 'q', CASE n % 2 WHEN 0 THEN 'done' ELSE 'rejected' END::dramatiq.state,
+               '{"actor_name": "a"}', now(), now(), now()
+        FROM generate_series(1, 20000) n
+        """
+    )
+    jobs.enqueue_many(conn, [new(priority=number % 2) for number in range(10)])
+    conn.execute("ANALYZE dramatiq.queue")
+    given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9}
+    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql(jobs.__file__, "claim")
+    (found,) = conn.execute(explain.encode(), given).fetchall()
+    plan = found["QUERY PLAN"][0]["Plan"]
+    nodes = list(_nodes(plan))
+    scans = [node for node in nodes if node.get("Relation Name") == "queue"]
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "ModifyTable"}
+    assert "queue_claim" in {node.get("Index Name") for node in scans}
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 20
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 300
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from _nodes(part)
+
+
+# Settle, renew, release.
+
+
+def test_a_success_is_on_the_job_and_adds_no_history(conn: Conn) -> None:
+    held = claimed(conn)
+    assert settle(conn, held, result='{"found":3}')
+    job = shown(conn, held.id)
+    assert (job["state"], job["result"], job["attempts"], job["last_error"]) == ("completed", {"found": 3}, [], None)
+    assert job["claimed_at"] <= job["finished_at"]
+
+
+def test_history_tells_every_failed_attempt_in_order(conn: Conn) -> None:
+    job_id = add(conn, max_attempts=3)
+    for turn in range(2):
+        assert fail(conn, claim(conn)[0], error=f"no {turn}")
+    lost = claim(conn)[0]
+    assert shown(conn, job_id)["attempt"] == 3
+    assert lose(conn, lost) == "rejected"
+    job = shown(conn, job_id)
+    assert (job["state"], job["last_error"]) == ("discarded", "worker lost")
+    assert [(one["attempt"], one["outcome"], one["error"]) for one in job["attempts"]] == [
+        (1, "failed", "no 0"),
+        (2, "failed", "no 1"),
+        (3, "worker lost", "the lease ran out without an answer"),
+    ]
+    assert all(str(one["worker_id"]) == WORKER and one["started_at"] for one in job["attempts"])
+
+
+def test_a_snooze_takes_the_attempt_back_and_adds_up(conn: Conn) -> None:
+    held = claimed(conn)
+    assert settle(conn, held, "queued", refund=1, delay_s=0, snoozed_s=60)
+    again = claim(conn)[0]
+    assert (again.attempt, again.snoozed_s) == (1, 60)
+    assert settle(conn, again, "queued", refund=1, delay_s=60, snoozed_s=60)
+    job = row(conn, held.id)
+    assert (job["attempt"], job["snoozed_s"]) == (0, 120)
+    assert shown(conn, held.id)["attempts"] == []
+
+
+def test_many_outcomes_are_written_by_one_statement(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(500)])
+    held = claim(conn, 500)
+    outcomes = [Settlement(job.id, job.token, random.choice(["done", "queued", "rejected"])) for job in held]
+    stale = Settlement(held[0].id, str(uuid.uuid4()), "rejected")
+    assert jobs.settle(conn, [*outcomes, stale]) == {job.id for job in held}
+    states = {outcome.id: outcome.state for outcome in outcomes}
+    assert {job.id: row(conn, job.id)["state"] for job in held} == states
+
+
+def test_a_stale_token_settles_renews_and_releases_nothing(conn: Conn) -> None:
+    old = claimed(conn)
+    assert lose(conn, old) == "queued"
+    current = claim(conn)[0]
+    before = row(conn, old.id)
+    assert not settle(conn, old)
+    assert jobs.renew(conn, {old.id: old.token}, lease_s=99) == []
+    assert jobs.still_held(conn, {old.id: old.token}) == set()
+    assert jobs.release(conn, {old.id: old.token}) == 0
+    assert row(conn, old.id) == before
+    assert settle(conn, current)
+
+
+def test_an_expired_lease_settles_and_renews_nothing_but_may_be_given_back(conn: Conn) -> None:
+    held = claimed(conn)
+    expire(conn, held.id)
+    assert not settle(conn, held)
+    assert not fail(conn, held)
+    assert jobs.renew(conn, {held.id: held.token}, lease_s=99) == []
+    assert shown(conn, held.id)["attempts"] == []
+    assert jobs.release(conn, {held.id: held.token}) == 1
+
+
+def test_a_job_settles_once(conn: Conn) -> None:
+    held = claimed(conn)
+    assert settle(conn, held)
+    assert not fail(conn, held, "rejected")
+    assert shown(conn, held.id)["state"] == "completed"
+
+
+def test_a_renewal_moves_the_lease_on(conn: Conn) -> None:
+    held = claimed(conn)
+    before = row(conn, held.id)["lease_until"]
+    (renewal,) = jobs.renew(conn, {held.id: held.token}, lease_s=60)
+    assert (renewal.id, renewal.cancel_requested) == (held.id, False)
+    assert (row(conn, held.id)["lease_until"] - before).total_seconds() > 39
+
+
+def test_a_renewal_passes_over_a_row_that_is_being_settled(conn: Conn, database_url: str) -> None:
+    held = claimed(conn)
+    with connect(database_url, name="settler") as other, other.transaction():
+        assert settle(other, held)
+        assert jobs.renew(conn, {held.id: held.token}, lease_s=60) == []
+        assert jobs.still_held(conn, {held.id: held.token}) == {held.id}
+    assert jobs.still_held(conn, {held.id: held.token}) == set()
+
+
+def test_renewals_are_heap_only_updates(conn: Conn) -> None:
+    held = claimed(conn)
+    query = "SELECT n_tup_upd - n_tup_hot_upd AS moved FROM pg_stat_xact_user_tables WHERE relname = 'queue'"
+    with conn.transaction():
+        before = conn.execute(query).fetchone()
+        for _ in range(5):
+            jobs.renew(conn, {held.id: held.token}, lease_s=60)
+        assert conn.execute(query).fetchone() == before
+
+
+def test_a_release_is_not_charged_and_keeps_the_place_in_the_order(conn: Conn) -> None:
+    first, second = add(conn), add(conn)
+    held = claim(conn)[0]
+    assert jobs.release(conn, {held.id: held.token}) == 1
+    job = shown(conn, first)
+    assert (job["state"], job["attempt"], job["crashes"], job["attempts"]) == ("pending", 0, 0, [])
+    assert [job.id for job in claim(conn, 2)] == [first, second]
+
+
+def test_a_release_with_a_delay_is_due_then(conn: Conn) -> None:
+    held = claimed(conn)
+    assert jobs.release(conn, {held.id: held.token}, delay_s=10) == 1
+    assert claim(conn) == []
+    job = row(conn, held.id)
+    assert 9 < (job["available_at"] - job["mtime"]).total_seconds() < 11
+
+
+# Rescue, retry, prune.
+
+
+def test_a_live_lease_is_not_rescued(conn: Conn) -> None:
+    claimed(conn)
+    assert jobs.rescue(conn) == []
+
+
+def test_a_message_that_python_cannot_read_is_claimed_and_shown_without_it(conn: Conn) -> None:
+    for text in ('{"args": [1e5000]}', '{"args": ' + "[" * 3_000 + "]" * 3_000 + "}"):
+        add(conn)
+        conn.execute("UPDATE dramatiq.queue SET message = %s, available_at = now()", [text])
+        (held,) = claim(conn)
+        assert held.message is None
+        assert shown(conn, held.id)["message"] is None
+        assert fail(conn, held, "rejected")
+        conn.execute("DELETE FROM dramatiq.queue")
+
+
+def test_a_crash_is_charged_and_the_third_is_the_last(conn: Conn) -> None:
+    job_id = add(conn, max_attempts=99)
+    for crashes in (1, 2, 3):
+        assert lose(conn, claim(conn)[0]) == ("queued" if crashes < 3 else "rejected")
+        assert (row(conn, job_id)["attempt"], row(conn, job_id)["crashes"]) == (crashes, crashes)
+        conn.execute("UPDATE dramatiq.queue SET available_at = now()")
+    job = shown(conn, job_id)
+    assert (job["state"], job["last_error"]) == ("discarded", "worker lost")
+    assert [one["outcome"] for one in job["attempts"]] == ["worker lost"] * 3
+
+
+def test_those_who_crashed_together_twice_come_back_one_by_one(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(4)])
+    for _ in range(2):
+        assert len(claim(conn, 9)) == 4
+        conn.execute("UPDATE dramatiq.queue SET lease_until = now()")
+        assert len(jobs.rescue(conn)) == 4
+    due = [job["available_at"] for job in conn.execute("SELECT available_at FROM dramatiq.queue ORDER BY 1")]
+    assert [round((later - due[0]).total_seconds()) for later in due] == [0, 2, 4, 6]
+
+
+def test_the_crash_of_the_last_attempt_discards(conn: Conn) -> None:
+    assert lose(conn, claimed(conn, max_attempts=1)) == "rejected"
+
+
+def test_a_rescue_takes_a_hundred_at_most_and_the_longest_lost_first(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(150)])
+    held = claim(conn, 150)
+    conn.execute("UPDATE dramatiq.queue SET lease_until = now()")
+    conn.execute("UPDATE dramatiq.queue SET lease_until = now() - interval '1 h' WHERE message_id = %s", [held[77].id])
+    rescued = jobs.rescue(conn)
+    assert len(rescued) == 100
+    assert held[77].id in {job_id for job_id, _, _ in rescued}
+    assert len(jobs.rescue(conn)) == 50
+
+
+def test_whoever_settles_first_wins_over_the_rescue(conn: Conn, database_url: str) -> None:
+    held = claimed(conn)
+    with connect(database_url, name="settler") as other, other.transaction():
+        assert settle(other, held)
+        assert jobs.rescue(conn) == []
+    expire_if_leased(conn, held.id)
+    assert jobs.rescue(conn) == []
+    assert shown(conn, held.id)["state"] == "completed"
+
+
+def expire_if_leased(conn: Conn, job_id: str) -> None:
+    conn.execute("UPDATE dramatiq.queue SET lease_until = now() WHERE message_id = %s AND state = 'consumed'", [job_id])
+
+
+def test_a_settle_that_waits_for_a_rescue_is_refused(conn: Conn, database_url: str) -> None:
+    held = claimed(conn)
+    expire(conn, held.id)
+    # The settle has read the row as its own, with a lease: it waits for the row, and looks again.
+    conn.execute("UPDATE dramatiq.queue SET lease_until = clock_timestamp() + interval '0.3 s'")
+    with connect(database_url, name="rescuer") as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN")
+        other.execute("SELECT FROM dramatiq.queue WHERE message_id = %s FOR UPDATE", [held.id])
+        late = pool.submit(settle, conn, held)
+        time.sleep(0.35)
+        assert [state for _, _, state in jobs.rescue(other)] == ["queued"]
+        assert not late.done()
+        other.execute("COMMIT")
+        assert late.result(5) is False
+    job = shown(conn, held.id)
+    assert (job["state"], job["crashes"], [one["outcome"] for one in job["attempts"]]) == (
+        "retryable", 1, ["worker lost"],
+    )  # fmt: skip
+
+
+def test_a_rescue_passes_over_a_row_that_is_being_settled(conn: Conn, database_url: str) -> None:
+    held = claimed(conn)
+    conn.execute("UPDATE dramatiq.queue SET lease_until = clock_timestamp() + interval '0.2 s'")
+    with connect(database_url, name="settler") as other, other.transaction():
+        assert settle(other, held)
+        time.sleep(0.25)
+        assert jobs.rescue(conn) == []
+    assert jobs.rescue(conn) == []
+    assert shown(conn, held.id)["state"] == "completed"
+
+
+def test_two_rescuers_charge_one_crash(conn: Conn, database_url: str) -> None:
+    held = claimed(conn)
+    expire(conn, held.id)
+    with ThreadPoolExecutor(4) as pool:
+
+        def rescue(_: int) -> int:
+            with connect(database_url, name="rescuer") as own:
+                return len(jobs.rescue(own))
+
+        assert sum(pool.map(rescue, range(4))) == 1
+    assert row(conn, held.id)["crashes"] == 1
+
+
+def test_a_discarded_job_is_retried_afresh_with_its_history(conn: Conn) -> None:
+    held = claimed(conn, max_attempts=1)
+    fail(conn, held, "rejected")
+    jobs.retry(conn, held.id)
+    job = shown(conn, held.id)
+    assert (job["state"], job["attempt"], job["crashes"], len(job["attempts"])) == ("pending", 0, 0, 1)
+    assert settle(conn, claim(conn)[0])
+
+
+def test_only_a_discarded_job_can_be_retried(conn: Conn) -> None:
+    others = [in_state(conn, state) for state in ("pending", "running", "retryable", "completed")]
+    for job_id in [*others, str(uuid.uuid4())]:
+        with pytest.raises(RetryRefused, match="only a discarded"):
+            jobs.retry(conn, job_id)
+
+
+def test_a_retry_is_refused_while_another_job_has_the_key(conn: Conn) -> None:
+    held = claimed(conn, unique_key="k")
+    fail(conn, held, "rejected")
+    add(conn, unique_key="k")
+    with pytest.raises(RetryRefused, match="unique key"):
+        jobs.retry(conn, held.id)
+
+
+def test_what_ended_is_pruned_past_its_time_in_batches_and_nothing_else(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(40)])
+    for number, held in enumerate(claim(conn, 30)):
+        fail(conn, held, "rejected") if number % 2 else settle(conn, held)
+    claim(conn, 5)
+    conn.execute("UPDATE dramatiq.queue SET finished_at = now() - interval '1 h' WHERE state IN ('done', 'rejected')")
+    assert jobs.prune(conn, completed_s=7_200, failed_s=7_200) == 0
+    assert jobs.prune(conn, completed_s=60, failed_s=7_200, limit=10) == 10
+    assert jobs.prune(conn, completed_s=60, failed_s=7_200, limit=10) == 5
+    assert jobs.prune(conn, completed_s=60, failed_s=60) == 15
+    assert count(conn) == 10
+    assert conn.execute("SELECT count(*) AS n FROM posthouse.attempts").fetchone() == {"n": 0}
+
+
+def test_nothing_that_ended_moves_again_but_by_retry(conn: Conn) -> None:
+    """Random walks over every verb, under an audit trigger, with stale owners all along."""
+    conn.execute(
+        """
+        CREATE TABLE moves (job uuid, was text, became text);
+        CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO moves VALUES (OLD.message_id, OLD.state, NEW.state);
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER audit AFTER UPDATE OF state ON dramatiq.queue FOR EACH ROW EXECUTE FUNCTION audit();
+        """
+    )
+    ids = [add(conn, max_attempts=3) for _ in range(12)]
+    hands: list[Claim] = []
+    verbs: list[Callable[[Claim], object]] = [
+        lambda held: settle(conn, held),
+        lambda held: fail(conn, held),
+        lambda held: fail(conn, held, "rejected"),
+        lambda held: settle(conn, held, "queued", refund=1, snoozed_s=1),
+        lambda held: jobs.release(conn, {held.id: held.token}),
+        lambda held: jobs.renew(conn, {held.id: held.token}, lease_s=20),
+        lambda held: expire_if_leased(conn, held.id),
+        lambda held: jobs.enqueue(conn, new(id=held.id)),
+    ]
+    for _ in range(250):
+        hands += claim(conn, random.randrange(3))
+        if hands:
+            random.choice(verbs)(random.choice(hands))
+        if random.random() < 0.2:
+            jobs.rescue(conn)
+            conn.execute("UPDATE dramatiq.queue SET available_at = now() WHERE state = 'queued'")
+    moved = conn.execute("SELECT * FROM moves WHERE was IN ('done', 'rejected')").fetchall()
+    conn.execute("DROP TABLE moves; DROP FUNCTION audit CASCADE")
+    assert moved == []
+    assert count(conn) == len(ids)
+    for job in map(shown, [conn] * len(ids), ids):
+        assert job["crashes"] <= 3
+
+
+# What people see.
+
+
+def test_a_job_that_is_not_there_is_none(conn: Conn) -> None:
+    for job_id in ("", "x", str(uuid.UUID(int=0)), "1" * 31, "é" * 32, uuid.UUID(int=0).urn):
+        assert jobs.load(conn, job_id) is None
+
+
+def test_a_listing_is_newest_first_and_by_what_is_asked(conn: Conn) -> None:
+    first = add(conn, actor="a", queue="q")
+    second = add(conn, actor="b", queue="r", event_id=str(uuid.uuid4()))
+    assert settle(conn, claim(conn)[0])
+    assert [job["id"] for job in jobs.listing(conn)] == [second, first]
+    assert [job["id"] for job in jobs.listing(conn, state="completed")] == [first]
+    assert [job["id"] for job in jobs.listing(conn, queue="r", actor="b", state="pending")] == [second]
+    assert [job["id"] for job in jobs.listing(conn, limit=1)] == [second]
+    assert jobs.listing(conn, state="lost") == []
+    assert "message" not in jobs.listing(conn)[0]
+
+
+def test_depths_count_what_waits_and_what_runs(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(5)] + [new(delay_s=60)])
+    held = claim(conn, 2)
+    fail(conn, held[0])
+    (depth,) = jobs.depths(conn)
+    oldest_s = depth.pop("oldest_s")
+    assert depth == {"queue": "q", "due": 4, "later": 1, "running": 1, "retryable": 1}
+    assert 0 <= oldest_s < 60
+
+
+def test_a_message_is_one_that_dramatiq_reads(conn: Conn) -> None:
+    held = claimed(conn, args=[1], kwargs={"k": 2}, options={"o": 3})
+    stamp = held.message.pop("message_timestamp")
+    assert abs(stamp / 1_000 - time.time()) < 60
+    assert json.loads(json.dumps(held.message)) == {
+        "queue_name": "q", "actor_name": "a", "args": [1], "kwargs": {"k": 2}, "options": {"o": 3},
+        "message_id": held.id,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The page and the JSON API: what there is to see of queues, jobs and events. It only reads."""
