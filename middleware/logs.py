@@ -35,7 +35,8 @@ def configure(log_format: str) -> None:
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
     )
     structlog.configure(
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        # First of all: a line below the level costs nothing else.
+        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import settings
 
@@ -51,8 +51,14 @@ class Meter:
         self.settle_batch.observe(count)
 
     def attempt(self, queue: str, actor: str, outcome: str, seconds: float) -> None:
-        self.attempts.labels(queue, actor, outcome).inc()
-        self.seconds.labels(queue, actor).observe(seconds)
+        counter, timer = self._of_attempt(queue, actor, outcome)
+        counter.inc()
+        timer.observe(seconds)
+
+    @cache  # noqa: B019 - one meter a process
+    def _of_attempt(self, queue: str, actor: str, outcome: str) -> tuple[Counter, Histogram]:
+        # To look a label up costs more than to count it.
+        return self.attempts.labels(queue, actor, outcome), self.seconds.labels(queue, actor)
 
 
 @lru_cache

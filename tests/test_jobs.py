@@ -361,6 +361,7 @@ def test_a_claim_reads_few_rows_among_many_that_are_not_for_it(conn: Conn) -> No
     )
     jobs.enqueue_many(conn, [new(priority=number % 2) for number in range(10)])
     conn.execute("ANALYZE dramatiq.queue")
+    jobs.tune(conn)
     given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9}
     explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql(jobs.__file__, "claim")
     (found,) = conn.execute(explain.encode(), given).fetchall()
@@ -371,6 +372,22 @@ def test_a_claim_reads_few_rows_among_many_that_are_not_for_it(conn: Conn) -> No
     assert "queue_claim" in {node.get("Index Name") for node in scans}
     assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 20
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 300
+
+
+def test_a_claim_does_not_read_the_backlog_behind_it(conn: Conn) -> None:
+    jobs.enqueue_many(conn, [new() for _ in range(40_000)])
+    conn.execute("ANALYZE dramatiq.queue")
+    jobs.tune(conn)
+    conn.prepare_threshold = 0
+    assert len(claim(conn, 4)) == 4
+    # The plan made once for every limit, which EXPLAIN of the statement itself would not show.
+    (plan,) = conn.execute(
+        "SELECT name FROM pg_prepared_statements WHERE statement LIKE %s", ["%UPDATE dramatiq.queue q%"]
+    ).fetchall()
+    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {plan['name']} ('{{q}}', '{{4}}', '{WORKER}', 9)"
+    (found,) = conn.execute(explain.encode()).fetchall()
+    scans = [node for node in _nodes(found["QUERY PLAN"][0]["Plan"]) if node.get("Relation Name") == "queue"]
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 4
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 -- Due jobs in priority and due order, past rows others are claiming, for as many as are wanted. The ladder of priorities
 -- lets the index answer "due" for each of them, so neither a backlog nor delayed rows are scanned.
+-- Their rows are found by an array of ids: a join may be planned as a hash over every queued row.
 WITH RECURSIVE wanted AS (
     SELECT queue_name, n
     FROM unnest(%(queues)s::text[], %(limits)s::integer[]) AS w (queue_name, n)
@@ -57,8 +58,7 @@ SET state = 'consumed',
     lease_until = clock_timestamp() + %(lease_s)s * interval '1 second',
     claimed_at = clock_timestamp(),
     started_at = coalesce(q.started_at, clock_timestamp())
-FROM due
-WHERE q.message_id = due.message_id
+WHERE q.message_id = ANY (ARRAY(SELECT message_id FROM due))
   AND q.state = 'queued'
 RETURNING q.message_id::text, q.lease_token::text, q.queue_name, q.message::text, q.priority, q.attempt, q.max_attempts,
           q.snoozed_s, q.event_id::text, q.available_at, q.created_at

@@ -2,4 +2,5 @@
 -- statistics are those of an empty table.
 SELECT set_config('plan_cache_mode', 'force_generic_plan', false),
        set_config('enable_seqscan', 'off', false),
+       set_config('enable_bitmapscan', 'off', false),
        set_config('jit', 'off', false)
