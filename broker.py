@@ -25,7 +25,7 @@ from middleware.periodic import Cron, tick_id
 from middleware.time_limits import Guard
 from middleware.worker import WorkerProcess
 from outbox import embedded, jobs, migrations
-from outbox.db import Conn, Database
+from outbox.db import Conn, Database, limit_statements
 from outbox.jobs import Claim, NewJob, Settlement
 from outbox.payload import clean, encode
 from outbox.relay import Subscription
@@ -36,6 +36,8 @@ log = structlog.get_logger("posthouse.jobs")
 MAX_RESULT_BYTES = 262_144
 EXIT_BOOT = 70
 STOPPING_S = 0.1
+#: The limit itself comes first, so that a statement it ends is told as "timed out".
+STATEMENT_GRACE_S = 0.3
 _sequence = itertools.count()
 
 
@@ -323,6 +325,12 @@ class PostgresBroker(dramatiq_pg.PostgresBroker):
         )
         self.process.start()
 
+    def time_left_s(self) -> float | None:
+        """Seconds to the time limit of this thread's job; None outside a job."""
+        job = context.current()
+        guard = self.process.guards.get(job.claim.token) if self.process and isinstance(job, Job) else None
+        return None if guard is None else guard.left_s
+
     @property
     def working(self) -> WorkerProcess:
         """The process that `boot` started. Raises RuntimeError before."""
@@ -398,8 +406,15 @@ def actor(
 
 @contextmanager
 def transaction() -> Iterator[Conn]:
-    """One transaction on this process's pool; no network call may be made inside it."""
-    with installed().database.transaction() as conn:
+    """One transaction on this process's pool; no network call may be made inside it.
+
+    In a job its statements end with the attempt's time limit (psycopg.errors.QueryCanceled): a thread that waits for
+    the database cannot be interrupted otherwise.
+    """
+    broker = installed()
+    with broker.database.transaction() as conn:
+        if (left_s := broker.time_left_s()) is not None:
+            limit_statements(conn, left_s + STATEMENT_GRACE_S)
         yield conn
 
 

@@ -9,7 +9,7 @@ import psycopg
 
 from middleware import connection_budget
 from outbox import catalogue, migrations
-from outbox.db import Conn, connect
+from outbox.db import LOST, Conn, connect
 from outbox.relay import Subscription
 from settings import Settings, refuse
 
@@ -26,6 +26,8 @@ def check(settings: Settings, url: str, subscriptions: Sequence[Subscription]) -
         if missing := migrations.pending(conn, migrations.steps("")):
             refuse(f"the database lacks {len(missing)} migrations, from {missing[0]} on: run `python cli.py migrate`")
         server = connection_budget.server_limit(conn)
+    except LOST as error:
+        refuse(f"the database does not answer: {reason(error)}; check DATABASE_URL", EXIT_UNAVAILABLE)
     except psycopg.Error as error:
         refuse(f"the database refuses: {reason(error)}; check the rights of the role in DATABASE_URL")
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import threading
 import time
 from collections import deque
@@ -26,12 +25,14 @@ from outbox import jobs
 from outbox.db import LOST, Conn, is_lost
 from outbox.events import CHANNEL as EVENTS_CHANNEL
 from outbox.jobs import Claim, Settlement
-from outbox.listener import Bells
+from outbox.listener import Bells, readable
 
 log = structlog.get_logger("posthouse.consumer")
 
 #: A process that does not know an actor puts its job back for so long.
 UNKNOWN_ACTOR_S = 10.0
+#: and says so once an actor in so long.
+UNKNOWN_TOLD_S = 60.0
 SETTLE_AT_MOST = 1_000
 
 
@@ -86,6 +87,7 @@ class ClaimLoop:
         # By token: a job that was lost and claimed again is here twice until its first run has ended.
         self._held: dict[str, Held] = {}
         self._ended: deque[Settlement] = deque()
+        self._unknown_told: dict[str, float] = {}
         self._conn: Conn | None = None
         self._bells: Bells | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -194,11 +196,18 @@ class ClaimLoop:
             self._conn = self._connect()
             jobs.tune(self._conn)
             self._bells = Bells(self._conn, [EVENTS_CHANNEL, *(jobs.channel(name) for name in self._lanes)])
+            self._release_unheld(self._conn)
             self._on_event()
             for lane in self._lanes.values():
                 lane.hungry = True
             log.info("consumer.listening", queues=sorted(self._lanes))
         return self._conn, self._bells
+
+    def _release_unheld(self, conn: Conn) -> None:
+        with self._lock:
+            tokens = [*self._held, *(settlement.token for settlement in self._ended)]
+        if count := jobs.release_unheld(conn, self._worker_id, tokens):
+            log.warning("jobs.released", count=count, started=False)
 
     def _turn(self, conn: Conn, bells: Bells) -> None:
         self.ticked_at = time.monotonic()
@@ -244,7 +253,7 @@ class ClaimLoop:
             work = self._prepare(claim)
         except UnknownActor as error:
             unknown[claim.id] = claim.token
-            log.warning("job.actor_unknown", job_id=claim.id, queue=claim.queue, again_in_s=UNKNOWN_ACTOR_S)
+            self._tell_unknown(str(error), claim)
             self._meter.unknown_actor(claim.queue, str(error))
             return
         except UndecodableMessage as error:
@@ -259,6 +268,13 @@ class ClaimLoop:
         with self._lock:
             self._held[claim.token] = held
             self._lanes[claim.queue].stock.append(held)
+
+    def _tell_unknown(self, actor: str, claim: Claim) -> None:
+        now = time.monotonic()
+        if now - self._unknown_told.get(actor, float("-inf")) >= UNKNOWN_TOLD_S:
+            self._unknown_told = {name: at for name, at in self._unknown_told.items() if now - at < UNKNOWN_TOLD_S}
+            self._unknown_told[actor] = now
+            log.warning("job.actor_unknown", job_id=claim.id, queue=claim.queue, again_in_s=UNKNOWN_ACTOR_S)
 
     def _start_stock(self) -> None:
         free = self._threads - sum(lane.running for lane in self._lanes.values())
@@ -278,7 +294,7 @@ class ClaimLoop:
             self.forget(stock.values())
 
     def _settle(self, conn: Conn) -> None:
-        while self._ended:
+        for _ in range(-(-len(self._ended) // SETTLE_AT_MOST)):
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), SETTLE_AT_MOST))]
             try:
                 self._settled(batch, jobs.settle(conn, batch))
@@ -290,19 +306,24 @@ class ClaimLoop:
 
     def _settle_singly(self, conn: Conn, batch: list[Settlement]) -> None:
         # One outcome that the database refuses must not keep its neighbours' from being written; none may get lost.
-        waiting = deque(batch)
+        waiting, locked = deque(batch), []
         try:
             while waiting:
-                self._settled([waiting[0]], self._settle_one(conn, waiting[0]))
+                try:
+                    self._settled([waiting[0]], self._settle_one(conn, waiting[0]))
+                except psycopg.errors.LockNotAvailable:
+                    # Somebody has this row open, in psql say: later, and its neighbours now.
+                    locked.append(waiting[0])
                 waiting.popleft()
         finally:
             self._ended.extendleft(reversed(waiting))
+            self._ended.extend(locked)
 
     def _settle_one(self, conn: Conn, settlement: Settlement) -> set[str]:
         try:
             return jobs.settle(conn, [settlement])
         except psycopg.Error as error:
-            if is_lost(error):
+            if is_lost(error) or isinstance(error, psycopg.errors.LockNotAvailable):
                 raise
             log.error("settle.refused", job_id=settlement.id, error=type(error).__name__)
         # Nothing of the refused one but how it ended; what would have been tried again ends too.
@@ -341,7 +362,7 @@ class ClaimLoop:
     def _sleep(self, bells: Bells | None, seconds: float) -> None:
         self._asleep = True
         if bells is None:
-            select.select([self._wake_read], [], [], seconds)
+            readable(self._wake_read, within_s=seconds)
         elif not self._ended:
             bells.sleep(seconds, self._wake_read)
         self._asleep = False

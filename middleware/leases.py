@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psycopg
@@ -60,13 +61,9 @@ class Control:
         self._closing = True
 
     def run(self) -> None:
-        renew_at = rescue_at = retry_at = parent_at = 0.0
+        renew_at = rescue_at = sign_at = retry_at = 0.0
         while not self._closing:
             now = time.monotonic()
-            self.expire(now)
-            if now >= parent_at:
-                parent_at = now + 1
-                self._mind_parent()
             try:
                 if now >= renew_at and now >= retry_at:
                     renew_at = now + self.renew_every_s
@@ -74,14 +71,30 @@ class Control:
                 if now >= rescue_at and now >= retry_at:
                     rescue_at = now + self.rescue_every_s * random.uniform(0.8, 1.2)
                     self._rescue()
+                if now >= sign_at and now >= retry_at:
+                    # Last: this table is for people, and a lock that one of them holds must not cost a lease.
+                    sign_at = now + self.renew_every_s
+                    with suppress(psycopg.errors.LockNotAvailable):
+                        workers.register(self._connected(), self.worker, running=self.running())
             except psycopg.Error as error:
                 log.warning("control.disconnected", error=type(error).__name__, again_in_s=RECONNECT_S)
                 self._drop()
-                renew_at = rescue_at = retry_at = time.monotonic() + RECONNECT_S
+                renew_at = rescue_at = sign_at = retry_at = time.monotonic() + RECONNECT_S
                 self._expire_unconfirmed()
             # Not lifecycle.wait: leases outlive the stop signal, until the last job has settled.
             time.sleep(TICK_S if self.running() else IDLE_TICK_S)
         self._sign_off()
+
+    def watch(self) -> None:
+        """Mind the time limits and the parent: a thread beside `run`, which a database that hangs holds up."""
+        parent_at = 0.0
+        while not self._closing:
+            now = time.monotonic()
+            self.expire(now)
+            if now >= parent_at:
+                parent_at = now + 1
+                self._mind_parent()
+            time.sleep(TICK_S if self.running() else IDLE_TICK_S)
 
     def _mind_parent(self) -> None:
         if os.getppid() != self._parent and not self.lifecycle.stopping:
@@ -92,11 +105,11 @@ class Control:
         if self._conn is None or self._conn.closed:
             self._conn = self.connect()
             self._conn.execute("SET statement_timeout = '5s'")
+            self._conn.execute("SET lock_timeout = '200ms'")
         return self._conn
 
     def _renew(self) -> None:
         conn = self._connected()
-        workers.register(conn, self.worker, running=self.running())
         held = self.held()
         if not held:
             self._confirmed.clear()

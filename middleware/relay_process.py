@@ -51,6 +51,7 @@ def run(settings: Settings, url: str, subscriptions: Sequence[Subscription], lif
         signal.signal(number, lambda *_: lifecycle.stop())
     lifecycle.on_panic = lambda name: lifecycle.stop()
     lifecycle.spawn("control", control.run)
+    lifecycle.spawn("watch", control.watch)
     lifecycle.spawn("relay", relay.run)
     lifecycle.spawn("listener", lambda: _listen(listen_url, relay, lifecycle))
     log.info("relay.started", subscriptions=len(subscriptions))

@@ -26,7 +26,7 @@ class Guard:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.expired = False
+        self.expired = self.released = False
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._lock = threading.Lock()
         self._inside = False
@@ -44,6 +44,13 @@ class Guard:
         except _STOPS as stop:
             self._leave()
             raise (self._time_out() if self.expired else stop) from None
+        except BaseException as error:
+            # What the actor's own cleanup made of our exception is not its failure.
+            if self.expired:
+                raise self._time_out() from error
+            if self.released:
+                raise Released from error
+            raise
         if self.expired:
             raise self._time_out()
         return result
@@ -62,6 +69,11 @@ class Guard:
             except _STOPS:
                 continue
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the limit; not above 0 when it has passed."""
+        return self._due - time.monotonic()
+
     def expire(self, now: float) -> bool:
         """Raise in the actor when it is due at *now* (monotonic) and still inside; True the first time."""
         if now < self._due:
@@ -78,4 +90,5 @@ class Guard:
         """Raise Released in the actor, if it is still inside: the process is stopping and its grace is over."""
         with self._lock:
             if self._inside:
+                self.released = True
                 _set_async_exc(self._thread, ctypes.py_object(Released))

@@ -114,6 +114,7 @@ class WorkerProcess:
             self._take_over(signal.SIGHUP)
         self.lifecycle.on_panic = lambda name: os.kill(os.getpid(), signal.SIGTERM)
         self.lifecycle.spawn("control", self.control.run)
+        self.lifecycle.spawn("watch", self.control.watch)
         self.lifecycle.spawn("relay", self.relay.run)
         self.lifecycle.spawn("consumer", self.loop.run)
         log.info(

@@ -23,12 +23,12 @@ LOST = (
     psycopg.errors.ReadOnlySqlTransaction,
 )
 
-_LIMIT_EXCEEDED = "54"
+_OF_THE_STATEMENT = ("54", "55P03")
 
 
 def is_lost(error: psycopg.Error) -> bool:
     """Whether *error* speaks of the session; a statement beyond the server's limits is an OperationalError too."""
-    return isinstance(error, LOST) and not (error.sqlstate or "").startswith(_LIMIT_EXCEEDED)
+    return isinstance(error, LOST) and not (error.sqlstate or "").startswith(_OF_THE_STATEMENT)
 
 
 # A silent peer is found within 25 s: keepalives on a quiet socket, the user timeout on a busy one.
@@ -101,6 +101,11 @@ def transaction(conn: Conn) -> Iterator[Conn]:
             yield conn
     finally:
         _mark.depth -= 1
+
+
+def limit_statements(conn: Conn, seconds: float) -> None:
+    """End each statement of *conn*'s transaction after *seconds*, with psycopg.errors.QueryCanceled."""
+    conn.execute(sql(__file__, "limit_statements"), {"limit_ms": str(max(1, int(seconds * 1_000)))})
 
 
 def in_transaction() -> bool:

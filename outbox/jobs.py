@@ -292,6 +292,11 @@ def release(conn: Conn, held: dict[str, str], *, delay_s: float = 0) -> int:
     return len(rows(conn, sql(__file__, "release"), given))
 
 
+def release_unheld(conn: Conn, worker_id: str, tokens: Iterable[str]) -> int:
+    """Give back, uncharged, what *worker_id* has claimed beyond *tokens*: the answer never reached it. How many."""
+    return len(rows(conn, sql(__file__, "release_unheld"), {"worker_id": worker_id, "tokens": list(tokens)}))
+
+
 def rescue(conn: Conn, *, limit: int = PAGE) -> list[tuple[str, str, str]]:
     """End or requeue jobs whose lease has run out, charged as a crash: (id, queue, new state) each."""
     given = {"limit": limit, "max_crashes": MAX_CRASHES}

@@ -11,6 +11,14 @@ from psycopg import sql as identifiers
 from outbox.db import Conn
 
 
+def readable(*files: int, within_s: float) -> bool:
+    """Wait until one of *files* can be read; False after *within_s*. Not `select`: it takes no number above 1023."""
+    poller = select.poll()
+    for file in files:
+        poller.register(file, select.POLLIN)
+    return bool(poller.poll(max(0.0, within_s) * 1_000))
+
+
 class Bells:
     """The *channels* a connection listens to. Rings that arrive while it runs a statement are kept too."""
 
@@ -35,8 +43,7 @@ class Bells:
     def sleep(self, seconds: float, wake_fd: int | None = None) -> None:
         """Sleep up to *seconds*, until something rings, or until *wake_fd* is readable; not at all if it has rung."""
         if not self._rung:
-            sockets = [self._conn.fileno(), *([] if wake_fd is None else [wake_fd])]
-            select.select(sockets, [], [], max(0.0, seconds))
+            readable(self._conn.fileno(), *([] if wake_fd is None else [wake_fd]), within_s=seconds)
 
     def close(self) -> None:
         self._conn.execute("UNLISTEN *")

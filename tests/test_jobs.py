@@ -399,6 +399,16 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 # Settle, renew, release.
 
 
+def test_a_claim_whose_answer_got_lost_is_given_back_uncharged(conn: Conn) -> None:
+    known, unheard = add(conn), add(conn)
+    held = {job.id: job.token for job in claim(conn, 2)}
+    assert jobs.release_unheld(conn, WORKER, [held[known]]) == 1
+    assert [(shown(conn, job)["state"], shown(conn, job)["attempt"]) for job in (known, unheard)] == [
+        ("running", 1),
+        ("pending", 0),
+    ]
+
+
 def test_a_success_is_on_the_job_and_adds_no_history(conn: Conn) -> None:
     held = claimed(conn)
     assert settle(conn, held, result='{"found":3}')

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from middleware.failures import TimeLimitExceeded
+from middleware.failures import Released, TimeLimitExceeded
 from middleware.time_limits import Guard
 
 
@@ -55,6 +55,23 @@ def test_a_call_within_its_limit_returns_its_value() -> None:
 def test_a_call_passes_its_own_error_on() -> None:
     with watched(guard := Guard(5)), pytest.raises(ZeroDivisionError):
         guard.run(lambda: 1 / 0)
+
+
+def test_what_the_actors_cleanup_makes_of_a_stop_or_a_limit_is_not_its_failure() -> None:
+    def wraps() -> None:
+        try:
+            spin()
+        finally:
+            raise RuntimeError("cleanup failed")
+
+    with watched(guard := Guard(0.1)), pytest.raises(TimeLimitExceeded):
+        guard.run(wraps)
+    guard = Guard(60)
+    stop = threading.Timer(0.1, guard.release)
+    stop.start()
+    with pytest.raises(Released):
+        guard.run(wraps)
+    stop.join()
 
 
 def test_a_loop_in_python_ends_at_the_limit() -> None:

@@ -191,14 +191,37 @@ def test_a_snooze_is_due_later_and_not_charged(busy: Busy) -> None:
     assert 3_590 < (job["available_at"] - job["claimed_at"]).total_seconds() < 3_610
 
 
-@pytest.mark.parametrize("actor", ["spin", "swallow"])
-def test_a_loop_in_python_is_timed_out_at_its_limit(busy: Busy, actor: str) -> None:
+@pytest.mark.parametrize("actor", ["spin", "swallow", "query"])
+def test_a_loop_and_a_statement_are_timed_out_at_their_limit(busy: Busy, actor: str) -> None:
     began = time.monotonic()
     job = busy.does(actor)
     assert 1 <= time.monotonic() - began < 5
     assert job["state"] == "discarded"
     assert job["last_error"].endswith("ran longer than its limit of 1 s")
     assert [one["outcome"] for one in job["attempts"]] == ["timed out"]
+
+
+def test_a_row_that_somebody_has_locked_holds_up_nobody_else(busy: Busy) -> None:
+    locked = add(busy.conn, "run", "locked", 0.5)
+    until(lambda: busy.crew.starts("locked"))
+    with busy.conn.transaction():
+        busy.conn.execute("SELECT FROM dramatiq.queue WHERE message_id = %s FOR UPDATE", [locked])
+        until(lambda: busy.crew.ends("locked"))
+        with connect(busy.conn.info.dsn, name="posthouse tests") as other:
+            assert ended(other, add(other, "run", "beside"))["state"] == "completed"
+    assert ended(busy.conn, locked)["state"] == "completed"
+
+
+def test_a_lock_on_the_register_of_workers_costs_no_lease(hired: Crew, conn: Conn) -> None:
+    for _ in range(2):
+        hired.start("quick", told=HASTY)
+    job_id = add(conn, "run", "long", 5, max_attempts=1)
+    until(lambda: hired.starts("long"))
+    with conn.transaction():
+        conn.execute("LOCK posthouse.workers IN ACCESS EXCLUSIVE MODE")
+        until(lambda: hired.ends("long"))
+    assert ended(conn, job_id)["state"] == "completed"
+    assert len(hired.starts("long")) == 1
 
 
 def test_rows_that_are_no_messages_are_discarded_and_the_good_ones_between_them_run(busy: Busy) -> None:
@@ -210,7 +233,7 @@ def test_rows_that_are_no_messages_are_discarded_and_the_good_ones_between_them_
     ]  # fmt: skip
     bad = [
         insert_text(busy.conn, json.dumps(whole).replace('["good"]', args))
-        for args in ("[1e5000]", "[" * 3_000 + "]" * 3_000)
+        for args in ("[1e5000]", "[" * 6_000 + "]" * 6_000)
     ]
     for junk in strange:
         add(busy.conn, "run", "good")

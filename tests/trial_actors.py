@@ -119,6 +119,13 @@ def spin() -> None:
         pass
 
 
+@actor(name="trial.query", queue="quick", attempts=1, time_limit_s=1)
+def query() -> None:
+    """Waits in the database for longer than it may."""
+    with transaction() as conn:
+        conn.execute("SELECT pg_sleep(30)")
+
+
 @actor(name="trial.swallow", queue="quick", attempts=1, time_limit_s=1)
 def swallow() -> None:
     """Takes no for an answer only the second time."""
