@@ -27,7 +27,7 @@ deps: $(VENV)/.deps ## what the service needs, into .venv, from requirements.loc
 deps-dev: $(VENV)/.deps-dev ## what tests and checks need as well, from requirements-dev.lock
 
 test: deps-dev ## the tests, against real servers they bring themselves (ARGS='-k relay' for some)
-	@$(IN)/python -m pytest $(ARGS)
+	@$(IN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 check: deps-dev ## format, lint, types, and the gates of the house
 	@$(IN)/ruff format --quiet --check --output-format concise . || { echo 'not formatted: make fmt'; exit 1; }

@@ -7,6 +7,12 @@ embedded Postgres is not available; 73 an address or a folder cannot be taken; 7
 
 from __future__ import annotations
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C while the modules below are read ends the command without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import asyncio
 import base64
 import contextlib
@@ -17,7 +23,6 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +66,7 @@ def up(procfile: Path = typer.Option(HERE / "Procfile", help="what to run, a pro
     code = 0
     with _only_here(data_dir, page(settings)), _stoppable(), _database(settings, screen.tell) as url:
         _migrate(url, screen.tell)
+        _check(settings, url)
         _empty(data_dir / "metrics")
         plan = Plan(programs, procfile.resolve().parent, _environment(settings, url), settings)
         revive = None if settings.database_url else lambda: embedded.revive(data_dir)
@@ -120,7 +126,10 @@ def endpoint_add(
     from actors import endpoints
     from actors.drafts import Draft, Refused
     from actors.sealing import NoSealKey
+    from broker import transaction
 
+    with transaction() as conn:
+        twins = [one.id for one in endpoints.listing(conn) if one.url.rstrip("/") == url.rstrip("/")]
     headers = [(name, value.strip()) for name, _, value in (text.partition(":") for text in header)]
     try:
         created, warning = endpoints.add(Draft(url, description, event, headers, signing, secret))
@@ -132,6 +141,8 @@ def endpoint_add(
         refuse(str(error))
     if warning:
         typer.echo(f"warning: {warning}", err=True)
+    if twins:
+        typer.echo(f"warning: {', '.join(twins)} has this address too: what both ask for comes twice", err=True)
     typer.echo(f"endpoint {created.endpoint.id}")
     typer.echo(f"secret   {created.secret}")
 
@@ -380,6 +391,13 @@ def _migrate(url: str, tell: Callable[[str], None]) -> list[str]:
     with connect(url, name="posthouse migrate") as conn:
         events.publish_types(conn)
     return applied
+
+
+def _check(settings: Settings, url: str) -> None:
+    """What each worker would refuse to start for, said once and before any of them."""
+    from actors import broker
+
+    boot.check(settings, url, broker.subscriptions())
 
 
 def _outlive_uvicorn() -> None:

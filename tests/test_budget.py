@@ -39,7 +39,7 @@ def test_more_than_the_server_gives_is_refused() -> None:
 
 
 def test_the_server_is_asked_what_it_keeps_for_itself(conn: Conn) -> None:
-    assert server_limit(conn) == 97
+    assert server_limit(conn) == 197
 
 
 def test_limits_of_the_role_and_of_the_database_count(conn: Conn) -> None:

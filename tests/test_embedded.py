@@ -83,7 +83,7 @@ def test_a_started_server_answers_both_drivers_with_our_settings(empty: Path) ->
         assert conn.info.server_version >= 180000
     conn.close()
     wanted = {
-        "max_connections": "100",
+        "max_connections": "200",
         "autovacuum_naptime": "10s",
         "listen_addresses": "",
         "TimeZone": "UTC",

@@ -74,7 +74,7 @@ def show_status(overview: Overview, verdict: Verdict) -> None:
     console.print(Text(verdict.headline, style=_LEVEL_STYLES[verdict.level]))
     for reason in verdict.reasons:
         console.print(Text(f"  {reason}"))
-    table = _table("queue", "running", "due", "oldest", "later", "retryable", "done 1 h", "discarded 1 h", "processes")
+    table = _table("queue", "running", "due", "oldest", "later", "retry", "done/h", "discarded/h", "procs")
     for column in table.columns[1:]:
         column.justify = "right"
     for queue in overview.queues:
@@ -114,9 +114,14 @@ def _facts(job: Job) -> list[tuple[str, str]]:
 def show_found(found: Sequence[Found]) -> None:
     """What a search found, best first."""
     table = _table("title", "where")
+    table.columns[0].min_width = min(40, max(len(one.title or one.id) for one in found))
     for one in found:
         table.add_row(_text(one.title or one.id), _text(one.snippet))
     _console().print(table)
+
+
+#: What is cut last when the terminal is narrow: ids to copy, and the name of a queue.
+_MIN_WIDTHS = {"job": 36, "queue": 11, "discarded/h": 11}
 
 
 def _console() -> Console:
@@ -127,7 +132,7 @@ def _console() -> Console:
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=36 if heading == "job" else None)
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=_MIN_WIDTHS.get(heading))
     return table
 
 
