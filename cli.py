@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+_ON_CTRL_C = signal.getsignal(signal.SIGINT)
+if _ON_CTRL_C is signal.default_int_handler:
     # Ctrl-C while the modules below are read ends the command without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -45,6 +46,8 @@ from runner import EXIT_INCOMPLETE, Plan, Runner, Screen, hear_no_more_signals, 
 from settings import Settings, adopt, child_environment, is_set, load, refuse
 from web import overview, terminal
 from web.models import Job, JobLine, State, load_job
+
+signal.signal(signal.SIGINT, _ON_CTRL_C)
 
 _PR_SET_PDEATHSIG = 1
 EXIT_USAGE = 2
@@ -122,13 +125,11 @@ def endpoint_add(
     secret: str | None = typer.Option(None, help="to sign with; else one is made"),
 ) -> None:
     """Send webhooks to URL from now on, and show the secret that signs them, this once."""
-    _connected()
-    from actors import endpoints
-    from actors.drafts import Draft, Refused
-    from actors.sealing import NoSealKey
-    from broker import transaction
+    with _ledger() as conn:
+        from actors import endpoints
+        from actors.drafts import Draft, Refused
+        from actors.sealing import NoSealKey
 
-    with transaction() as conn:
         twins = [one.id for one in endpoints.listing(conn) if one.url.rstrip("/") == url.rstrip("/")]
     headers = [(name, value.strip()) for name, _, value in (text.partition(":") for text in header)]
     try:

@@ -402,6 +402,9 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_a_claim_whose_answer_got_lost_is_given_back_uncharged(conn: Conn) -> None:
     known, unheard = add(conn), add(conn)
     held = {job.id: job.token for job in claim(conn, 2)}
+    with connect(conn.info.dsn, name="psql") as other, other.transaction():
+        other.execute("SELECT FROM dramatiq.queue WHERE message_id = %s FOR UPDATE", [unheard])
+        assert jobs.release_unheld(conn, WORKER, [held[known]]) == 0
     assert jobs.release_unheld(conn, WORKER, [held[known]]) == 1
     assert [(shown(conn, job)["state"], shown(conn, job)["attempt"]) for job in (known, unheard)] == [
         ("running", 1),
