@@ -26,7 +26,7 @@ run: deps ## the whole service: embedded Postgres, migrations, every process of 
 deps: $(VENV)/.deps ## what the service needs, into .venv, from requirements.lock
 deps-dev: $(VENV)/.deps-dev ## what tests and checks need as well, from requirements-dev.lock
 
-test: deps-dev ## the tests, against real servers they bring themselves (ARGS='-k relay' for some)
+test: deps-dev $(VENV)/pgbouncer ## the tests, against real servers they bring themselves (ARGS='-k relay' for some)
 	@$(IN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 check: deps-dev ## format, lint, types, and the gates of the house
@@ -39,15 +39,15 @@ fmt: deps-dev ## format and fix what can be fixed
 	@$(IN)/ruff format --quiet .
 	@$(IN)/ruff check --quiet --fix .
 
-bench: deps-dev ## measure, side by side
-	@exec $(IN)/python -m bench $(ARGS)
+bench: deps-dev ## measure everything beside others' queues, half an hour (ARGS='drain enqueue' for some, alone)
+	@exec $(IN)/python -m bench $(or $(ARGS),all --peers)
 
 lock: deps-dev ## renew both lock files from pyproject.toml
 	@$(UV_COMPILE) --upgrade --output-file requirements.lock
 	@$(UV_COMPILE) --upgrade --group dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean: ## remove .venv and caches; the data folder stays
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/.peers
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -63,6 +63,10 @@ $(VENV)/.deps-dev: requirements-dev.lock $(VENV)/.deps
 	@echo 'installing what tests and checks need into $(VENV)'
 	@$(PIP_INSTALL) requirements-dev.lock
 	@touch $@
+
+# For the tests behind a pooler, which is no wheel; made once, empty where it is installed or cannot be had.
+$(VENV)/pgbouncer: | $(IN)/python
+	@sh tests/pgbouncer.sh $@ || true
 
 # Interpreters keep the date of their build, so `python` is only looked for, never compared by date (`|`).
 $(IN)/python:

@@ -1,8 +1,9 @@
 """Posthouse on the command line: `up` is the whole service, the other commands are its parts and its tools.
 
 Exit codes: 0 done; 1 done, but something was cut short or left out; 2 wrong usage; 69 the database or the
-embedded Postgres is not available; 73 an address or a folder cannot be taken; 75 Posthouse already runs here;
-78 a setting, the Procfile or the schema is wrong. What ends a command is said in one line.
+embedded Postgres is not available; 70 a process could not start, or stood still; 73 an address or a folder cannot
+be taken; 75 Posthouse already runs here; 78 a setting, the Procfile or the schema is wrong. What ends a command is
+said in one line.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import base64
 import contextlib
 import ctypes
 import fcntl
+import getpass
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -36,11 +39,12 @@ from typing import Any, NoReturn, TextIO
 import psycopg
 import typer
 from honcho.environ import parse_procfile
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from middleware import boot, logs
-from outbox import embedded, events, jobs, migrations
+from outbox import controls, embedded, events, explain, jobs, migrations
 from outbox.db import Conn, connect
 from runner import EXIT_INCOMPLETE, Plan, Runner, Screen, hear_no_more_signals, page, stop_signals
 from settings import Settings, adopt, child_environment, is_set, load, refuse
@@ -94,14 +98,14 @@ def web() -> None:
 
 @app.command()
 def relay() -> None:
-    """Turn events into jobs and rescue what lost workers left; works no queue itself."""
+    """Turn events into jobs, keep this host's workers, rescue what lost ones left; works no queue itself."""
     settings = _connected()
     from actors import broker
     from middleware import relay_process
     from middleware.lifecycle import process
 
     boot.check(settings, _url(settings), broker.subscriptions())
-    raise typer.Exit(relay_process.run(settings, _url(settings), broker.subscriptions(), process))
+    raise typer.Exit(relay_process.run(settings, _url(settings), broker.subscriptions(), broker.kind, process))
 
 
 @app.command()
@@ -207,6 +211,61 @@ def jobs_retry(job_id: str) -> None:
         except jobs.RetryRefused as reason:
             refuse(f"job {job.id} is {job.state}: {reason}", EXIT_INCOMPLETE)
     typer.echo(f"job {job.id} is due now")
+
+
+@jobs_commands.command("explain")
+def jobs_explain(job_id: str, as_json: bool = AS_JSON) -> None:
+    """Why a job is not running: every true reason, the decisive one first."""
+    with _ledger() as conn:
+        found = explain.explain(conn, _job(conn, job_id).id, heard_within_s=overview.heard_within_s(load()))
+    if found is None:
+        refuse(f"job {job_id} has just been deleted: its time here is over", EXIT_INCOMPLETE)
+    if as_json:
+        typer.echo(terminal.as_json(TypeAdapter(explain.Explanation).dump_python(found, mode="json")))
+    else:
+        terminal.show_explanation(found)
+
+
+queues_commands = typer.Typer(no_args_is_help=True, help="Let queues wait, and go on.")
+app.add_typer(queues_commands, name="queues")
+
+
+@queues_commands.command("list")
+def queues_list(as_json: bool = AS_JSON) -> None:
+    """The queues, and which of them are paused."""
+    with _ledger() as conn:
+        seen = overview.load(conn, load())
+    if as_json:
+        typer.echo(terminal.as_json(seen.model_dump(mode="json")["queues"]))
+    else:
+        terminal.show_pauses(seen.queues)
+
+
+@queues_commands.command("pause")
+def queues_pause(
+    queue: str,
+    reason: str = typer.Option(help="why, for those who wonder"),
+    lasting: str | None = typer.Option(None, "--for", help="so long, as 90s, 30m, 2h or 1d; else until it is resumed"),
+    by: str = typer.Option("", help="who says so; else the name you are logged in under"),
+) -> None:
+    """Start no job of QUEUE from now on, in any process; running ones finish."""
+    until_s = None if lasting is None else _seconds(lasting)
+    with _ledger() as conn:
+        _require_queue(conn, queue)
+        try:
+            controls.pause(conn, queue, by=by or _login(), reason=reason, until_s=until_s)
+        except controls.BadPause as fault:
+            refuse(str(fault), EXIT_USAGE)
+    typer.echo(f"queue {queue} is paused")
+
+
+@queues_commands.command("resume")
+def queues_resume(queue: str) -> None:
+    """Let QUEUE go on; what is due starts at once."""
+    with _ledger() as conn:
+        _require_queue(conn, queue)
+        resumed = controls.resume(conn, queue)
+    typer.echo(f"queue {queue} goes on" if resumed else f"queue {queue} was not paused")
 
 
 @app.command()
@@ -359,6 +418,28 @@ def _job(conn: Conn, job_id: str) -> Job:
     if (job := load_job(conn, job_id)) is None:
         refuse(f"there is no job {job_id}, or its time here is over", EXIT_INCOMPLETE)
     return job
+
+
+def _require_queue(conn: Conn, name: str) -> None:
+    """Exit 1 for a queue that is neither declared nor paused nor holds jobs: a slip of the pen would pause nothing."""
+    known = [queue.name for queue in overview.load(conn, load()).queues]
+    if name not in known:
+        refuse(f"there is no queue {name}; there are {', '.join(known)}", EXIT_INCOMPLETE)
+
+
+def _seconds(text: str) -> float:
+    """A stretch of time as people write it; exit 2 for what is none."""
+    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+    if not re.fullmatch(r"[0-9]{1,9}[smhd]", text):
+        refuse(f"--for: {text} is not a time such as 90s, 30m, 2h or 1d", EXIT_USAGE)
+    return float(int(text[:-1]) * units[text[-1]])
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def _data_dir(settings: Settings) -> Path:
@@ -523,6 +604,8 @@ def _trial(data_dir: Path) -> dict[str, str]:
         "SMTP_URL": "smtp://127.0.0.1:8425?tls=none",
         "MAIL_FROM": "posthouse@localhost",
         "OWNER_EMAIL": "owner@localhost",
+        # The embedded server gives 200, so that queues of one's own fit.
+        "MAX_CONNECTIONS": "190",
         "SEAL_KEYS": _kept(data_dir / "seal.key", _seal_key),
     }
 

@@ -74,8 +74,13 @@ class Settings(BaseSettings):
     lease_s: float = Field(20, ge=1, le=3_600, description="a job's lease; a dead worker's jobs run again after it")
     control_interval_s: float = Field(5, gt=0, le=600, description="between renewals of the leases")
     rescue_interval_s: float = Field(5, gt=0, le=60, description="between looks for expired leases")
+    keeper_patience_s: float = Field(
+        10, ge=1, le=3_600, description="past a job's time limit, before the keeper kills its silent process"
+    )
     poll_interval_s: float = Field(1, gt=0, le=60, description="between claims of a quiet queue")
     awaited_poll_interval_s: float = Field(0.1, gt=0, le=60, description="the same where somebody waits")
+    listen_probe_interval_s: float = Field(30, gt=0, le=600, description="between proofs that notifications arrive")
+    watchdog_s: float = Field(60, ge=5, le=3_600, description="a thread that stands still so long ends its process, 70")
     shutdown_grace_s: float = Field(20, ge=0, le=3_600, description="running jobs may end in this time after SIGTERM")
     shutdown_total_s: float = Field(30, ge=1, le=3_600, description="from SIGTERM to exit")
 

@@ -8,9 +8,10 @@ import structlog
 
 import settings
 from broker import actor, transaction
+from middleware import rate_limits
 from middleware.lifecycle import process
 from middleware.periodic import cron
-from outbox import events, jobs, workers
+from outbox import controls, events, jobs, workers
 from outbox.db import Conn
 
 log = structlog.get_logger("posthouse.maintenance")
@@ -27,12 +28,14 @@ def events_retention() -> None:
 
 @actor(name="maintenance.jobs_retention", queue="maintenance", periodic=cron("17 * * * *"), attempts=1)
 def jobs_retention() -> None:
-    """Delete ended jobs past their time, and processes long unheard of; repeatable, it deletes by age."""
+    """Delete ended jobs past their time, processes long unheard of, spent limits; repeatable, it deletes by age."""
     told = settings.load()
     completed_s = told.completed_job_retention_hours * 3_600
     failed_s = told.failed_job_retention_days * 86_400
     _prune("jobs", lambda conn: jobs.prune(conn, completed_s=completed_s, failed_s=failed_s, limit=BATCH))
     _prune("workers", workers.prune)
+    _prune("rate limits", rate_limits.prune)
+    _prune("buckets", controls.prune_buckets)
 
 
 def _prune(what: str, prune: Callable[[Conn], int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import time
@@ -16,6 +17,7 @@ from settings import Settings
 
 HOUSE = Path(__file__).parent.parent
 START_S = 60
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,25 @@ class Running:
             self._born |= {each.pid: each for each in (first, *first.children(recursive=True))}
         return [each for each in self._born.values() if each.is_running()]
 
+    def memory_mb(self) -> float:
+        """Resident, of its largest process."""
+        sizes = [0]
+        for each in self._family():
+            with suppress(psutil.NoSuchProcess):
+                sizes.append(each.memory_info().rss)
+        return max(sizes) / 1e6
+
+    def cpu_s(self) -> float:
+        """What its living processes have spent."""
+        spent = 0.0
+        for each in self._family():
+            with suppress(psutil.NoSuchProcess):
+                spent += sum(each.cpu_times()[:2])
+        return spent
+
+    def has(self, pid: int) -> bool:
+        return any(each.pid == pid for each in self._family())
+
     def stop(self, within_s: float) -> None:
         """Ask it to stop, and wait for it."""
         self._family()
@@ -92,10 +113,7 @@ def running(command: Command, log: Path) -> Iterator[Running]:
 def all_running(commands: Sequence[Command], folder: Path) -> Iterator[list[Running]]:
     """Several of them at once."""
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(running(command, folder / f"process-{number}.log"))
-            for number, command in enumerate(commands)
-        ]
+        yield [stack.enter_context(running(command, folder / f"process-{next(_numbers)}.log")) for command in commands]
 
 
 def until(true: Callable[[], object], within_s: float, pause_s: float = 0.02) -> bool:

@@ -74,7 +74,7 @@ def _until_indexed(data_dir: Path, count: int) -> None:
 
 
 def idle(size: Size, runs: int) -> list[Figure]:
-    """CPU time in % of one core, of everything together and of each process, while there is nothing to do."""
+    """CPU time in % of one core, of the whole service and of each of its processes, while there is nothing to do."""
     figures: dict[str, Figure] = {}
     for _ in range(runs):
         with folder() as made, _up(made) as service:
@@ -83,8 +83,8 @@ def idle(size: Size, runs: int) -> list[Figure]:
             time.sleep(size.idle_s)
             after, seconds = _cpu_s(service, made / "data"), time.perf_counter() - began
         spent = {name: (after[name] - before[name]) / seconds * 100 for name in after}
-        for name, percent in {"together": sum(spent.values()), **spent}.items():
-            figures.setdefault(name, Figure(name, OURS, "% CPU")).values.append(percent)
+        for name, percent in {"whole service": sum(spent.values()), **spent}.items():
+            figures.setdefault(name, Figure("CPU", f"{OURS}: {name}", "%")).values.append(percent)
     return list(figures.values())
 
 

@@ -6,12 +6,15 @@ import time
 from collections.abc import Sequence
 
 import psycopg
+import structlog
 
 from middleware import connection_budget
-from outbox import catalogue, migrations
-from outbox.db import LOST, Conn, connect
+from outbox import catalogue, migrations, pooler
+from outbox.db import LOST, Conn, behind_pooler, connect
 from outbox.relay import Subscription
 from settings import Settings, refuse
+
+log = structlog.get_logger("posthouse.boot")
 
 EXIT_UNAVAILABLE = 69
 
@@ -36,19 +39,37 @@ def check(settings: Settings, url: str, subscriptions: Sequence[Subscription]) -
         refuse(problem)
 
 
-def reach(url: str, wait_s: float) -> Conn:
-    """A connection, waited for up to *wait_s* seconds; then SystemExit 69 with the reason, never with the URL."""
+def listens(settings: Settings, url: str) -> bool:
+    """Whether this process will hear notifications. Behind a transaction pooler it will not, unless
+    DATABASE_LISTEN_URL leads past it: then it polls, and one log line says so. Raises SystemExit 69.
+    """
+    past = settings.database_listen_url
+    listen_url = past.get_secret_value() if past else url
+    with reach(url, settings.db_start_wait_s) as conn:
+        pooled = behind_pooler(conn)
+    with reach(listen_url, settings.db_start_wait_s, "DATABASE_LISTEN_URL" if past else "DATABASE_URL") as conn:
+        heard = pooler.hears(conn, lambda: connect(listen_url, name="posthouse boot"))
+    if not heard:
+        log.warning("pooler.detected", mode="poll-only", remedy="DATABASE_LISTEN_URL")
+    elif pooled:
+        log.info("pooler.detected", mode="listen")
+    return heard
+
+
+def reach(url: str, wait_s: float, named: str = "DATABASE_URL") -> Conn:
+    """A connection, waited for up to *wait_s* seconds; then SystemExit 69 with the reason, never with the URL.
+
+    *named*: the setting that the URL comes from.
+    """
     give_up = time.monotonic() + wait_s
     while True:
         try:
             return connect(url, name="posthouse boot")
         except psycopg.ProgrammingError:
-            refuse(
-                "DATABASE_URL is none that Postgres reads; it looks like postgresql://user:password@host:port/database"
-            )
+            refuse(f"{named} is none that Postgres reads; it looks like postgresql://user:password@host:port/database")
         except psycopg.OperationalError as error:
             if time.monotonic() >= give_up or _hopeless(error):
-                refuse(f"the database does not answer: {reason(error)}; check DATABASE_URL", EXIT_UNAVAILABLE)
+                refuse(f"the database does not answer: {reason(error)}; check {named}", EXIT_UNAVAILABLE)
             time.sleep(0.5)
 
 

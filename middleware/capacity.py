@@ -11,6 +11,8 @@ T = TypeVar("T")
 #: A stocked job waits at most about so long for its thread.
 STOCK_S = 0.05
 STOCK_PER_THREAD = 16
+#: Behind jobs that take longer than those before them it is given back after so long, for whoever has a thread.
+STALLED_S = 0.5
 #: An awaited queue that has had nothing to do for QUIET_S is looked at only so often; its bell and the next due time do
 #: the rest.
 QUIET_S = 5.0
@@ -21,12 +23,21 @@ _NEWEST = 0.2
 
 @dataclass
 class Lane(Generic[T]):
-    """One queue in this process: at most *threads* of its jobs run at once; *stock* waits for a free place."""
+    """One queue in this process: at most *threads* calls of its actors run at once; *stock* waits for a free thread.
+
+    *batch*: the most jobs that one call takes; *fewest*: the same of the kinds that came last, so that no more are
+    claimed than free threads can start. *keyed*: jobs with a limit's key wait in it. Not *belled*: no notification
+    tells of a job, so that its poll does not slow down.
+    """
 
     name: str
     threads: int
     poll_s: float
     awaited: bool = False
+    belled: bool = True
+    batch: int = 1
+    fewest: int | None = None
+    keyed: bool = False
     running: int = 0
     stock: deque[T] = field(default_factory=deque)
     mean_s: float | None = None
@@ -43,14 +54,36 @@ class Lane(Generic[T]):
             self.busy_at = self.claimed_at = now
         self.poll_at = now + (max(self.poll_s, QUIET_POLL_S) if self.quiet(now) else self.poll_s)
 
+    def again_in(self, seconds: float, now: float) -> None:
+        """Something of this queue can be claimed in so many seconds."""
+        self.poll_at = min(self.poll_at, now + seconds)
+
     def rang(self, now: float) -> None:
         self.hungry, self.busy_at = True, now
 
     def quiet(self, now: float) -> bool:
-        return now - self.busy_at > QUIET_S
+        return self.belled and now - self.busy_at > QUIET_S
 
     def measured(self, seconds: float) -> None:
         self.mean_s = seconds if self.mean_s is None else self.mean_s + _NEWEST * (seconds - self.mean_s)
+
+    def stalled(self, now: float) -> bool:
+        """Whether the stock has waited too long for a thread; what runs takes at least so long, which is counted."""
+        waited_s = now - max(self.started_at, self.claimed_at)
+        if not self.stock or waited_s < STALLED_S:
+            return False
+        self.mean_s = max(waited_s, self.mean_s or 0)
+        return True
+
+    @property
+    def lively(self) -> bool:
+        """Whether it has a stock that threads soon ask for."""
+        return bool(self.stock) and self.mean_s is not None and self.mean_s <= STOCK_S
+
+    @property
+    def unit(self) -> int:
+        """Jobs a thread takes at a time."""
+        return self.fewest or self.batch
 
     @property
     def stock_target(self) -> int:
@@ -60,35 +93,61 @@ class Lane(Generic[T]):
         return min(int(self.threads * STOCK_S / max(self.mean_s, 1e-6)), STOCK_PER_THREAD * self.threads)
 
     @property
+    def capacity(self) -> int:
+        return self.threads * self.unit + self.stock_target
+
+    @property
     def room(self) -> int:
-        return max(0, self.threads + self.stock_target - self.running - len(self.stock))
+        return max(0, self.capacity - self.running * self.unit - len(self.stock))
 
     @property
     def worth_asking(self) -> bool:
-        """Claims come in batches: when a quarter of the capacity is free, or nothing is in stock for a free thread."""
+        """Claims come in batches: when half of the capacity is free, or nothing is in stock for a free thread."""
         free_thread = self.running < self.threads and not self.stock
-        return free_thread or self.room * 4 >= self.threads + self.stock_target
+        return free_thread or self.room * 2 >= self.capacity
 
 
 def wanted(lanes: list[Lane[T]], total: int, now: float) -> dict[str, int]:
     """How many jobs to claim of each lane at *now*, in all at most what the process's *total* threads can take."""
-    left = _left(lanes, total)
+    free, stock_room = _left(lanes, total)
+    stocked = any(lane.lively for lane in lanes)
     asked = {}
     # Whoever was served longest ago goes first: no backlog keeps another queue from the last free thread.
     for lane in sorted(lanes, key=lambda lane: lane.claimed_at):
-        if (lane.hungry or now >= lane.poll_at) and lane.worth_asking and (room := min(lane.room, left)) > 0:
+        if (lane.hungry or now >= lane.poll_at) and (room := _room(lane, free, stock_room, stocked)) > 0:
+            threads = min(max(lane.threads - lane.running, 0), free)
             asked[lane.name] = room
-            left -= room
+            free -= min(threads, -(-room // lane.unit))
+            stock_room = max(0, stock_room - max(0, room - threads * lane.unit))
     return asked
 
 
 def next_look(lanes: list[Lane[T]], total: int, now: float) -> float:
-    """Seconds until a lane that may be asked is to be polled; 1 where only a job's end, which wakes, makes room."""
-    if _left(lanes, total) <= 0:
-        return 1.0
-    return max(0.0, min((lane.poll_at - now for lane in lanes if lane.room and lane.worth_asking), default=1.0))
+    """Seconds until a lane that may be asked is to be asked; 1 where only a job's end, which wakes, makes room."""
+    free, stock_room = _left(lanes, total)
+    stocked = any(lane.lively for lane in lanes)
+    open_lanes = [lane for lane in lanes if _room(lane, free, stock_room, stocked) > 0]
+    return max(0.0, min((0.0 if lane.hungry else lane.poll_at - now for lane in open_lanes), default=1.0))
 
 
-def _left(lanes: list[Lane[T]], total: int) -> int:
-    stock_room = max((lane.stock_target for lane in lanes), default=0)
-    return total + stock_room - sum(lane.running + len(lane.stock) for lane in lanes)
+def _room(lane: Lane[T], free: int, stock_room: int, stocked: bool) -> int:
+    """What a claim may ask of *lane*, with so many *free* threads and so much *stock_room* in the process.
+
+    *stocked*: some lane has a stock. Threads that live on it are never free, so each other lane may have one job
+    waiting: it was served longest ago, and the next thread that ends takes it.
+    """
+    if not lane.worth_asking:
+        return 0
+    threads = min(max(lane.threads - lane.running, 0), free)
+    stock = min(max(lane.stock_target - len(lane.stock), 0), stock_room)
+    room = min(lane.room, threads * lane.unit + stock)
+    waits = stocked and stock_room > 0 and not lane.stock and lane.running < lane.threads
+    return max(room, 1) if waits else room
+
+
+def _left(lanes: list[Lane[T]], total: int) -> tuple[int, int]:
+    """Free threads of the process, and the jobs it may still take in stock."""
+    target = max((lane.stock_target for lane in lanes), default=0)
+    stock_room = target - sum(len(lane.stock) for lane in lanes)
+    free = total - sum(lane.running for lane in lanes)
+    return max(0, free + min(0, stock_room)), max(0, stock_room + min(0, free))

@@ -134,7 +134,7 @@ def judge(
             return _failure("failed", _said(error), attempt, policy, jitter)
 
 
-def misjudged(error: Exception) -> Verdict:
+def misjudged(error: BaseException) -> Verdict:
     """What becomes of a job whose verdict could not be found or written down: it ends, with that as its reason."""
     return Verdict("rejected", outcome="failed", reason=f"the outcome could not be judged: {_said(error)}")
 
@@ -153,7 +153,7 @@ def _jitter(given: float | None) -> float:
 def _said(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an actor's exception may fail even at being printed
+    except BaseException:  # noqa: BLE001 - an actor's exception may fail even at being printed
         return type(error).__name__
 
 
@@ -161,7 +161,7 @@ def describe(error: BaseException) -> tuple[str, str, str]:
     """Class, message (8 KiB) and traceback without locals (32 KiB) of *error*, as PostgreSQL can store them."""
     try:
         trace = "".join(traceback.format_exception(error, limit=-40))
-    except Exception:  # noqa: BLE001 - likewise
+    except BaseException:  # noqa: BLE001 - likewise
         trace = ""
     return (
         clean(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."), 200),

@@ -15,8 +15,9 @@ import structlog
 
 from middleware.lifecycle import Lifecycle
 from middleware.metrics import Meter
+from middleware.watchdog import Watchdog
 from outbox import jobs, workers
-from outbox.db import Conn
+from outbox.db import Conn, sever
 from outbox.jobs import Claim
 
 log = structlog.get_logger("posthouse.control")
@@ -24,6 +25,10 @@ log = structlog.get_logger("posthouse.control")
 #: Time limits are looked at so often while a job runs, and the clock so often while none does.
 TICK_S, IDLE_TICK_S = 0.1, 0.5
 RECONNECT_S = 1.0
+#: What its statements rely on; a renewal that has to wait longer comes too late.
+SESSION = {"statement_timeout": "5s", "lock_timeout": "200ms"}
+#: A server that lives has answered by then.
+SEVER_CONTROL_S = 8.0
 
 
 def _parent_at_birth() -> int:
@@ -37,7 +42,8 @@ class Control:
     """Runs until `close`, which comes after the last job has settled: leases are renewed to the very end.
 
     *held*, *forget*: the consumer's leases; *expire*: raise in attempts whose time is up; *orphaned*: what to do when
-    the parent is gone. All on one reserved connection of its own.
+    the parent is gone; *keep*: the keeper's turn, on each tick; *watchdogs*: of the threads that must not stand still.
+    All on one reserved connection of its own.
     """
 
     connect: Callable[[], Conn]
@@ -52,6 +58,9 @@ class Control:
     expire: Callable[[float], None] = lambda now: None
     running: Callable[[], int] = int
     orphaned: Callable[[], None] = lambda: None
+    keep: Callable[[Conn], None] = lambda conn: None
+    watchdogs: list[Watchdog] = field(default_factory=list)
+    ticked_at: float = field(default_factory=time.monotonic)
     _conn: Conn | None = None
     _closing: bool = False
     _parent: int = field(default_factory=_parent_at_birth)
@@ -59,6 +68,11 @@ class Control:
 
     def close(self) -> None:
         self._closing = True
+
+    def sign_on(self) -> None:
+        """Be in the register before the first claim: the host's keeper knows a process by its row there."""
+        with suppress(psycopg.Error):
+            workers.register(self._connected(), self.worker, running=0)
 
     def run(self) -> None:
         renew_at = rescue_at = sign_at = retry_at = 0.0
@@ -71,6 +85,8 @@ class Control:
                 if now >= rescue_at and now >= retry_at:
                     rescue_at = now + self.rescue_every_s * random.uniform(0.8, 1.2)
                     self._rescue()
+                if now >= retry_at:
+                    self.keep(self._connected())
                 if now >= sign_at and now >= retry_at:
                     # Last: this table is for people, and a lock that one of them holds must not cost a lease.
                     sign_at = now + self.renew_every_s
@@ -85,12 +101,19 @@ class Control:
             time.sleep(TICK_S if self.running() else IDLE_TICK_S)
         self._sign_off()
 
+    def sever(self) -> None:
+        """From another thread: give up what `run` waits for; it goes on with a new connection."""
+        if (conn := self._conn) is not None:
+            sever(conn)
+
     def watch(self) -> None:
-        """Mind the time limits and the parent: a thread beside `run`, which a database that hangs holds up."""
+        """Mind time limits, threads and the parent: a thread beside `run`, which a database that hangs holds up."""
         parent_at = 0.0
         while not self._closing:
             now = time.monotonic()
             self.expire(now)
+            for watchdog in self.watchdogs:
+                watchdog.look(now)
             if now >= parent_at:
                 parent_at = now + 1
                 self._mind_parent()
@@ -102,10 +125,9 @@ class Control:
             self.orphaned()
 
     def _connected(self) -> Conn:
+        self.ticked_at = time.monotonic()
         if self._conn is None or self._conn.closed:
             self._conn = self.connect()
-            self._conn.execute("SET statement_timeout = '5s'")
-            self._conn.execute("SET lock_timeout = '200ms'")
         return self._conn
 
     def _renew(self) -> None:
@@ -138,8 +160,7 @@ class Control:
             self._confirmed.pop(token, None)
 
     def _rescue(self) -> None:
-        conn = self._connected()
-        while rescued := jobs.rescue(conn):
+        while rescued := jobs.rescue(self._connected()):
             for job_id, queue, state in rescued:
                 log.warning("job.rescued", job_id=job_id, queue=queue, state=state)
                 self.meter.rescued.labels(queue).inc()

@@ -19,7 +19,7 @@ _SHARED: list[Processor] = [
 _SAID_BETTER = ("Failed to process message", "Actor '%s' returned a value")
 
 #: Libraries that would print what they were given.
-_QUIET = ("psycopg.pool", "httpx", "httpcore", "urllib3", "uvicorn.access", "mail.log", "asyncio")
+_QUIET = ("httpx", "httpcore", "urllib3", "uvicorn.access", "mail.log", "asyncio")
 
 
 def configure(log_format: str) -> None:
@@ -49,6 +49,8 @@ def configure(log_format: str) -> None:
     logging.getLogger("dramatiq.worker.WorkerThread").addFilter(_not_said_better)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Each attempt to connect, with the address; whoever waited for it says once what came of it.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 def _not_said_better(record: logging.LogRecord) -> bool:

@@ -12,6 +12,7 @@ from psycopg_pool import PoolTimeout
 
 from middleware.lifecycle import Lifecycle
 from middleware.metrics import Meter
+from outbox.db import is_lost
 from outbox.jobs import BadJob
 from outbox.relay import Subscription, Transaction, relay, relay_singly
 
@@ -23,7 +24,10 @@ LONGEST_BACKOFF_S = 60.0
 
 @dataclass
 class Relay:
-    """Passes until nothing waits, then sleeps until `ring` or the sweep. A failing pass backs off, 2 s to 1 min."""
+    """Passes until nothing waits, then sleeps until `ring` or the sweep. A failing pass backs off, 2 s to 1 min.
+
+    One that lost its database waits only for the next ring, which comes when it is back.
+    """
 
     transaction: Transaction
     subscriptions: Sequence[Subscription]
@@ -48,7 +52,9 @@ class Relay:
                 delay = min(FIRST_BACKOFF_S * 2 ** min(failures - 1, 10), LONGEST_BACKOFF_S)
                 log.warning("relay.failed", error=type(error).__name__, again_in_s=delay)
                 self.meter.relay_failures.inc()
-                self.lifecycle.wait(delay)
+                self.lifecycle.wait(FIRST_BACKOFF_S if is_lost(error) else delay)
+                if is_lost(error):
+                    self._bell.wait(delay - FIRST_BACKOFF_S)
                 continue
             self._bell.wait(self.sweep_s)
 

@@ -6,6 +6,7 @@ import time
 
 import structlog
 
+from middleware.time_limits import standing
 from middleware.worker import EXIT_CUT, EXIT_PANIC, WorkerProcess
 
 log = structlog.get_logger("posthouse.shutdown")
@@ -32,7 +33,7 @@ def stop(process: WorkerProcess) -> int:
     process.loop.stop_claiming()
     while process.loop.running and time.monotonic() < grace_by and not process.hurry:
         time.sleep(TICK_S)
-    for guard in list(process.guards.values()):
+    for guard in standing():
         guard.release()
     process.loop.close()
     unwound_by = min(time.monotonic() + INTERRUPT_S, stop_by - LAST_S)

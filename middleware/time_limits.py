@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from middleware.failures import Released, TimeLimitExceeded
@@ -17,12 +17,36 @@ _STOPS = (TimeLimitExceeded, Released)
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
+_standing: dict[int, Guard] = {}
+
+
+def guard(limit_s: float, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call the actor in this thread, for *limit_s* at most. Raises TimeLimitExceeded and what the actor raises."""
+    thread = threading.get_ident()
+    standing = _standing[thread] = Guard(limit_s)
+    try:
+        return standing.run(call, *args, **kwargs)
+    finally:
+        _standing.pop(thread, None)
+
+
+def guarded() -> Guard | None:
+    """The guard around this thread's call of an actor; None outside one."""
+    return _standing.get(threading.get_ident())
+
+
+def standing() -> list[Guard]:
+    """The guards of every running call."""
+    return list(_standing.values())
+
 
 class Guard:
     """Stands around one call of an actor. `expire` and `release` raise in it; leaving clears a pending exception.
 
     Raising and leaving take the same lock, so the exception reaches neither the framework nor the thread's next job.
     """
+
+    __slots__ = ("_due", "_inside", "_lock", "_thread", "expired", "limit_s", "released")
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s

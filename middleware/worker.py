@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
 
 from middleware.capacity import Lane
-from middleware.consumer import ClaimLoop, Held
-from middleware.leases import Control
+from middleware.consumer import ClaimLoop, Held, Work
+from middleware.leases import SESSION, SEVER_CONTROL_S, Control
 from middleware.lifecycle import Lifecycle
 from middleware.metrics import meter
 from middleware.relay import Relay
-from middleware.time_limits import Guard
+from middleware.time_limits import standing
+from middleware.watchdog import Watchdog
+from outbox import jobs
 from outbox.db import Database, connect
-from outbox.jobs import Claim
 from outbox.relay import Subscription
 from outbox.workers import Worker
 from settings import Settings
@@ -34,46 +35,50 @@ SAME_SIGNAL_S = 1.0
 
 @dataclass
 class WorkerProcess:
-    """The running parts of this process. *prepare* and *deliver* are the broker's (see `ClaimLoop`)."""
+    """The running parts of this process. *batch_of* and *deliver* are the broker's (see `ClaimLoop`)."""
 
     settings: Settings
     url: str
     listen_url: str
+    listens: bool
     queues: Sequence[str]
+    actors: Sequence[str]
     threads: int
     database: Database
     lifecycle: Lifecycle
     subscriptions: Sequence[Subscription]
-    prepare: Callable[[Claim], object]
-    deliver: Callable[[object], None]
-    guards: dict[str, Guard] = field(default_factory=dict)
+    batch_of: Callable[[str | None], int]
+    batches: Mapping[str, int]
+    deliver: Callable[[Work], None]
     hurry: bool = False
     _signalled_at: float = 0.0
 
     def __post_init__(self) -> None:
         told = self.settings
-        self.worker = Worker(tuple(self.queues), self.threads)
+        self.worker = Worker(tuple(self.queues), self.threads, tuple(self.actors))
         self.relay = Relay(
             self.database.transaction,
             self.subscriptions,
             self.lifecycle,
             meter(),
             batch=told.relay_batch,
-            sweep_s=told.relay_sweep_s,
+            sweep_s=told.relay_sweep_s if self.listens else told.poll_interval_s,
         )
         self.loop = ClaimLoop(
-            connect=lambda: connect(self.listen_url, name="posthouse queue"),
+            connect=lambda: connect(self.listen_url, name="posthouse queue", session=jobs.SESSION),
             lanes=[self._lane(name) for name in self.queues],
             threads=self.threads,
             worker_id=self.worker.id,
             lease_s=told.lease_s,
-            prepare=self.prepare,
+            batch_of=self.batch_of,
             deliver=self.deliver,
             on_event=self.relay.ring,
             meter=meter(),
+            listens=self.listens,
+            probe_every_s=told.listen_probe_interval_s,
         )
         self.control = Control(
-            connect=lambda: connect(self.url, name="posthouse control"),
+            connect=lambda: connect(self.url, name="posthouse control", session=SESSION),
             lifecycle=self.lifecycle,
             meter=meter(),
             worker=self.worker,
@@ -83,17 +88,26 @@ class WorkerProcess:
             held=self.loop.held,
             forget=self.loop.forget,
             expire=self._expire,
-            running=lambda: len(self.loop.running),
+            running=lambda: self.loop.busy,
             orphaned=self._orphaned,
         )
+        self.control.watchdogs.append(Watchdog("consumer", self.loop, told.watchdog_s / 3, told.watchdog_s))
+        self.control.watchdogs.append(Watchdog("control", self.control, SEVER_CONTROL_S, told.watchdog_s))
 
     def _lane(self, name: str) -> Lane[Held]:
         queue = self.settings.queues[name]
         poll_s = self.settings.awaited_poll_interval_s if queue.awaited else self.settings.poll_interval_s
-        return Lane(name, min(queue.threads, self.threads), poll_s, queue.awaited)
+        return Lane(
+            name,
+            min(queue.threads, self.threads),
+            poll_s,
+            queue.awaited,
+            belled=self.listens,
+            batch=self.batches.get(name, 1),
+        )
 
     def _expire(self, now: float) -> None:
-        for guard in list(self.guards.values()):
+        for guard in standing():
             if guard.expire(now):
                 log.warning("job.time_limit", limit_s=guard.limit_s)
 
@@ -113,6 +127,7 @@ class WorkerProcess:
         if hasattr(signal, "SIGHUP"):
             self._take_over(signal.SIGHUP)
         self.lifecycle.on_panic = lambda name: os.kill(os.getpid(), signal.SIGTERM)
+        self.control.sign_on()
         self.lifecycle.spawn("control", self.control.run)
         self.lifecycle.spawn("watch", self.control.watch)
         self.lifecycle.spawn("relay", self.relay.run)

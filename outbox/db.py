@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row, tuple_row
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 Row = dict[str, Any]
 Conn = psycopg.Connection[Row]
@@ -23,10 +28,10 @@ LOST = (
     psycopg.errors.ReadOnlySqlTransaction,
 )
 
-_OF_THE_STATEMENT = ("54", "55P03")
+_OF_THE_STATEMENT = ("40", "54", "55P03")
 
 
-def is_lost(error: psycopg.Error) -> bool:
+def is_lost(error: Exception) -> bool:
     """Whether *error* speaks of the session; a statement beyond the server's limits is an OperationalError too."""
     return isinstance(error, LOST) and not (error.sqlstate or "").startswith(_OF_THE_STATEMENT)
 
@@ -39,6 +44,9 @@ _SOCKET = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+
+#: So long after the database is back the pool has a connection at the latest.
+RECONNECT_S = 3.0
 
 _mark = threading.local()
 
@@ -67,12 +75,13 @@ class Database:
             kwargs={"autocommit": True, "row_factory": dict_row, "application_name": name, **_SOCKET},
             min_size=0,
             max_size=max_size,
+            configure=_set_up,
             check=ConnectionPool.check_connection,
             max_idle=600,
-            timeout=wait_s,
-            reconnect_timeout=2 * wait_s,
+            reconnect_timeout=RECONNECT_S,
             open=False,
         )
+        self._wait_s = wait_s
         self._opening = threading.Lock()
 
     @contextmanager
@@ -80,16 +89,102 @@ class Database:
         """One transaction on a pooled connection: commits on a normal exit, rolls back on any exception."""
         with self._opening:
             self._pool.open()
-        with self._pool.connection() as conn, transaction(conn):
-            yield conn
+        conn = self._connection()
+        try:
+            with transaction(conn):
+                yield conn
+        except psycopg.errors.ReadOnlySqlTransaction:
+            # After a failover the sessions with the old server live on, and are of no use.
+            self._pool.drain()
+            raise
+        finally:
+            self._pool.putconn(conn)
+
+    def _connection(self) -> Conn:
+        # Asked for anew each time: the pool's own attempts come further and further apart while the database is away.
+        give_up = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return self._pool.getconn(min(RECONNECT_S, max(0.0, give_up - time.monotonic())))
+            except PoolTimeout:
+                if time.monotonic() >= give_up:
+                    raise
 
     def close(self) -> None:
         self._pool.close(timeout=2)
 
 
-def connect(url: str, *, name: str) -> Conn:
-    """One connection outside any pool, in autocommit, with rows as dicts. Raises psycopg.OperationalError."""
-    return psycopg.connect(url, autocommit=True, row_factory=dict_row, application_name=name, **_SOCKET)  # type: ignore[arg-type]
+def connect(url: str, *, name: str, session: Mapping[str, str] = MappingProxyType({})) -> Conn:
+    """One connection outside any pool, in autocommit, with rows as dicts. Raises psycopg.OperationalError.
+
+    *session*: server settings its statements rely on. Behind a pooler, where the next transaction may find another
+    server process, each statement gets a transaction of its own that begins with them.
+    """
+    conn = _Session.connect(url, autocommit=True, row_factory=dict_row, application_name=name, **_SOCKET)  # type: ignore[arg-type]
+    try:
+        _set_up(conn)
+        if conn.prepare_threshold is None:
+            conn.brought, conn.cursor_factory = session, _Brief
+        elif session:
+            configure(conn, session)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+class _Session(psycopg.Connection[Row]):
+    """A connection that knows what each of its transactions has to begin with: nothing where a session is its own."""
+
+    brought: Mapping[str, str] = MappingProxyType({})
+
+
+class _Brief(psycopg.Cursor[Row]):
+    """A cursor behind a pooler: a statement outside a transaction gets one of its own."""
+
+    def execute(self, *given: Any, **options: Any) -> Self:
+        with _brought_along(self.connection):
+            return super().execute(*given, **options)
+
+
+@contextmanager
+def _brought_along(conn: Conn) -> Iterator[None]:
+    """What runs inside finds the settings its session relies on, behind a pooler by way of a transaction."""
+    begun = conn.info.transaction_status is not TransactionStatus.IDLE
+    if begun or not isinstance(conn, _Session) or not conn.brought:
+        yield
+        return
+    with transaction(conn):
+        configure(conn, conn.brought, local=True)
+        yield
+
+
+def configure(conn: Conn, session: Mapping[str, str], *, local: bool = False) -> None:
+    """Change server settings of *conn*'s session; *local*: until its transaction ends."""
+    given = {"names": list(session), "settings": list(session.values()), "local": local}
+    conn.execute(sql(__file__, "configure"), given)
+
+
+def behind_pooler(conn: Conn) -> bool:
+    """Whether *conn* leads to a pooler: another process answers than the one libpq was told of as it connected."""
+    return _backend(conn) != conn.info.backend_pid
+
+
+def _backend(conn: Conn) -> int:
+    row = conn.execute(sql(__file__, "backend")).fetchone()
+    return int(row["pid"]) if row else 0
+
+
+def _set_up(conn: Conn) -> None:
+    if behind_pooler(conn):
+        # What one server process has prepared is unknown to the next, or there already.
+        conn.prepare_threshold = None
+
+
+def sever(conn: Conn) -> None:
+    """From another thread: end whatever *conn* waits for, with psycopg.OperationalError, however deaf its peer is."""
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(conn.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -131,3 +226,23 @@ def rows(conn: AnyConnection, statement: str, parameters: Mapping[str, Any]) -> 
         cursor.execute(statement, parameters)
         found = cursor.fetchall() if cursor.description else []
     return [tuple(row.values() if isinstance(row, Mapping) else row) for row in found]
+
+
+def _forget_prepared(conn: Conn) -> None:
+    conn.execute(sql(__file__, "forget_prepared"))
+
+
+def together(conn: Conn, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list[tuple[Any, ...]]]:
+    """Run *statements* in one round trip and one transaction; the rows of each as tuples. All of them, or none."""
+    if len(statements) == 1:
+        return [rows(conn, *statements[0])]
+    cursors = []
+    try:
+        with _brought_along(conn), conn.pipeline():
+            for statement, parameters in statements:
+                cursors.append(conn.cursor(row_factory=tuple_row).execute(statement, parameters))
+    except psycopg.Error:
+        if not conn.closed and conn.prepare_threshold is not None:
+            _forget_prepared(conn)
+        raise
+    return [cursor.fetchall() for cursor in cursors]

@@ -6,86 +6,82 @@ The row in `dramatiq.queue` is the job. Every time that decides anything is the 
 from __future__ import annotations
 
 import json
-import re
-import threading
-import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from psycopg.errors import UniqueViolation
 
-from outbox.db import AnyConnection, Conn, rows, sql
-from outbox.payload import MAX_ARGUMENTS_BYTES, BadPayload, encode
+from outbox.db import Conn, configure, rows, sql, together
+from outbox.enqueue import Enqueued as Enqueued
+from outbox.enqueue import enqueue as enqueue
+from outbox.enqueue import enqueue_many as enqueue_many
+from outbox.newjob import BadJob as BadJob
+from outbox.newjob import NewJob as NewJob
+from outbox.newjob import is_uuid
 
-MAX_DELAY_S = 365 * 86_400
 #: A job that took its process with it this often is discarded: a poison job may not circulate.
 MAX_CRASHES = 3
-#: Producers ring a queue's bell at most so often; between two rings a consumer's poll finds the job.
-RING_INTERVAL_S = 0.1
 PAGE = 100
+#: What claim and settle rely on: plans made once, and by index even while the statistics are those of an empty table; a
+#: row that somebody has locked is not waited for; a statement that takes this long does not come back.
+SESSION = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+    "lock_timeout": "200ms",
+    "statement_timeout": "15s",
+}
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
-_QUEUE_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9._-]{0,39}")
 
-
-class BadJob(ValueError):
-    """A job that cannot be enqueued; nothing was written."""
+# jsonb's text is one value with nothing around it, so what `json.loads` does before and after is not needed.
+_scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
 
 class RetryRefused(Exception):
     """The job is not discarded, or another unfinished job holds its unique key."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewJob:
-    """What is to be done: *actor* on *queue* with JSON arguments, due *delay_s* from the commit's clock.
-
-    *priority*: lower goes first. *max_attempts* None: the actor's own. *unique_key*: at most one unfinished job has it.
-    """
-
-    queue: str
-    actor: str
-    args: Sequence[Any] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    priority: int = 0
-    delay_s: float = 0
-    max_attempts: int | None = None
-    unique_key: str | None = None
-    event_id: str | None = None
-    id: str = field(default_factory=lambda: str(uuid.uuid4()))
-
-
-@dataclass(frozen=True)
-class Enqueued:
-    """The answer: the job's *id*; *duplicate_of* names the unfinished job that was there first, else None."""
-
-    id: str
-    duplicate_of: str | None = None
-
-    @property
-    def inserted(self) -> bool:
-        return self.duplicate_of is None
-
-
 @dataclass(slots=True)
 class Claim:
-    """A job in this process's hands. *token* proves it; *attempt* counts this one."""
+    """A job in this process's hands. *token* proves it; *attempt* counts this one; *text* is its message as JSON.
+
+    *actor* None: the message names none. *due_s*, *made_s*: when it was due and made, in seconds since 1970.
+    """
 
     id: str
     token: str
     queue: str
-    message: Any
+    actor: str | None
+    text: str | None
     priority: int
     attempt: int
     max_attempts: int | None
     snoozed_s: float
     event_id: str | None
-    available_at: datetime
-    created_at: datetime
+    due_s: float
+    made_s: float
+
+    @property
+    def message(self) -> Any:
+        """The message, read from *text*; None for one that Python cannot read."""
+        return _readable(self.text)
+
+
+#: The order in which claims are to start.
+in_order = attrgetter("priority", "due_s", "made_s")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What came of a settle and a claim: the ids *settled*; *keyed*: queues in which jobs with a limit's key wait."""
+
+    settled: set[str]
+    claims: list[Claim]
+    keyed: set[str]
 
 
 @dataclass(slots=True)
@@ -107,6 +103,11 @@ class Settlement:
     error: str | None = None
     traceback: str | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Completed, and nothing to tell."""
+        return self.state == "done" and self.result is None and self.outcome is None
+
 
 @dataclass(frozen=True)
 class Renewal:
@@ -120,128 +121,9 @@ def channel(queue: str) -> str:
     return f"posthouse_q_{queue}"
 
 
-def enqueue(conn: AnyConnection, job: NewJob) -> Enqueued:
-    """Add one job in the caller's transaction; never commits. Raises BadJob naming the fault, and writes nothing then.
-
-    *conn* is a psycopg 3, psycopg2 or SQLAlchemy raw connection. An id or unique key that is there already changes
-    nothing: the answer says which job was first.
-    """
-    return enqueue_many(conn, [job])[0]
-
-
-def enqueue_many(conn: AnyConnection, new: Sequence[NewJob]) -> list[Enqueued]:
-    """Add any number of jobs in one statement; the answers in the order given. Else as `enqueue`."""
-    if not new:
-        return []
-    given = _columns(new)
-    inserted = {row[0] for row in rows(conn, sql(__file__, "enqueue"), given)}
-    first = _firsts(conn, [job for job in new if job.id not in inserted])
-    # A key whose holder ended between the insert and the look-up is free again: those go once more.
-    again = [job for job in new if job.id not in inserted and job.id not in first]
-    answers = {answer.id: answer for answer in enqueue_many(conn, again)}
-    return [answers.get(job.id) or Enqueued(job.id, first.get(job.id)) for job in new]
-
-
-def _columns(new: Sequence[NewJob]) -> dict[str, Any]:
-    now_ms = int(time.time() * 1000)
-    if any(job.unique_key for job in new):
-        # One order of keys for everybody, or two bulk inserts could wait for each other.
-        new = sorted(new, key=lambda job: str(job.unique_key or ""))
-    return {
-        "ids": [_checked(job).id for job in new],
-        "queues": [job.queue for job in new],
-        "messages": [_message(job, now_ms) for job in new],
-        "priorities": [job.priority for job in new],
-        "delays_s": [float(job.delay_s) for job in new],
-        "max_attempts": [job.max_attempts for job in new],
-        "unique_keys": [job.unique_key for job in new],
-        "event_ids": [job.event_id for job in new],
-        "ring": _bells({job.queue for job in new}),
-    }
-
-
-def _checked(job: NewJob) -> NewJob:
-    for fault in _faults(job):
-        raise BadJob(f"{job.actor}: {fault}")
-    return job
-
-
-def _faults(job: Any) -> Iterator[str]:
-    if not isinstance(job.queue, str) or not _QUEUE_NAME.fullmatch(job.queue):
-        yield f"queue {job.queue!r}: a letter or _, then letters, digits, . _ -, at most 40 bytes"
-    if not isinstance(job.actor, str) or not job.actor:
-        yield f"actor {job.actor!r} is not a name"
-    if not _is_uuid(job.id):
-        yield f"id {job.id!r} is not a uuid"
-    if job.event_id is not None and not _is_uuid(job.event_id):
-        yield f"event_id {job.event_id!r} is not a uuid"
-    if not _is_integer(job.priority, -_INTEGER, _INTEGER):
-        yield f"priority {job.priority!r} is not an integer of 32 bits"
-    if job.max_attempts is not None and not _is_integer(job.max_attempts, 1, _INTEGER):
-        yield f"max_attempts {job.max_attempts!r} is not an integer of 32 bits from 1 on"
-    if not isinstance(job.delay_s, int | float) or not 0 <= job.delay_s <= MAX_DELAY_S:
-        yield f"delay_s {job.delay_s!r} does not lie between 0 and 365 days"
-    if job.unique_key is not None and not _is_key(job.unique_key):
-        yield f"unique_key {job.unique_key!r} is not a text of 1 to 512 bytes"
-    if not isinstance(job.args, list | tuple):
-        yield f"args is not a list but {type(job.args).__name__}"
-    if not isinstance(job.kwargs, dict) or not all(isinstance(name, str) for name in job.kwargs):
-        yield "kwargs is not a dict with names for keys"
-    if not isinstance(job.options, dict):
-        yield f"options is not a dict but {type(job.options).__name__}"
-
-
-_INTEGER = 2**31 - 1
-
-
-def _is_integer(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_key(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value and 0 < len(value.encode("utf-8", "replace")) <= 512
-
-
-def _message(job: NewJob, now_ms: int) -> str:
-    # Dramatiq's own message format, so that any of its tools reads the row.
-    try:
-        args = encode(list(job.args), where="args")
-        kwargs = encode(job.kwargs, where="kwargs")
-        options = encode(job.options, where="options")
-        actor = encode(job.actor, where="actor")
-        encode(job.unique_key, where="unique_key")
-    except BadPayload as fault:
-        raise BadJob(f"{job.actor}: {fault}") from None
-    if (size := len(args.encode()) + len(kwargs.encode())) > MAX_ARGUMENTS_BYTES:
-        raise BadJob(f"{job.actor}: args and kwargs: {size:,} bytes, at most {MAX_ARGUMENTS_BYTES:,} are allowed")
-    return (
-        f'{{"queue_name":"{job.queue}","actor_name":{actor},"args":{args},"kwargs":{kwargs},'
-        f'"options":{options},"message_id":"{job.id}","message_timestamp":{now_ms}}}'
-    )
-
-
-def _firsts(conn: AnyConnection, missed: Sequence[NewJob]) -> dict[str, str]:
-    if not missed:
-        return {}
-    given = {"ids": [job.id for job in missed], "unique_keys": [job.unique_key for job in missed]}
-    return dict(rows(conn, sql(__file__, "find_duplicates"), given))
-
-
-_rung: dict[str, float] = {}
-_rung_lock = threading.Lock()
-
-
-def _bells(queues: Iterable[str]) -> list[str]:
-    now = time.monotonic()
-    with _rung_lock:
-        due = [queue for queue in queues if now - _rung.get(queue, float("-inf")) >= RING_INTERVAL_S]
-        _rung.update(dict.fromkeys(due, now))
-    return due
-
-
 def tune(conn: Conn) -> None:
-    """Prepare a session for the ledger's statements: plans made once, by the indexes, whatever the statistics say."""
-    conn.execute(sql(__file__, "tune"))
+    """Prepare a session for the ledger's statements, as `connect(…, session=SESSION)` does."""
+    configure(conn, SESSION)
 
 
 def next_due(conn: Conn, queues: Sequence[str]) -> dict[str, float]:
@@ -251,18 +133,55 @@ def next_due(conn: Conn, queues: Sequence[str]) -> dict[str, float]:
 
 def claim(conn: Conn, wanted: dict[str, int], *, worker_id: str, lease_s: float) -> list[Claim]:
     """Take due jobs, up to *wanted[queue]* of each queue, for *lease_s* seconds, in the order they are to start."""
-    given = {"queues": list(wanted), "limits": list(wanted.values()), "worker_id": worker_id, "lease_s": lease_s}
-    claimed = [Claim(*row) for row in rows(conn, sql(__file__, "claim"), given)]
-    for job in claimed:
-        job.message = _readable(job.message)
-    return sorted(claimed, key=lambda job: (job.priority, job.available_at, job.created_at))
+    return settle_and_claim(conn, [], wanted, worker_id=worker_id, lease_s=lease_s).claims
+
+
+def settle(conn: Conn, settlements: Sequence[Settlement]) -> set[str]:
+    """Write how attempts ended; the ids written. What is missing was no longer ours."""
+    return settle_and_claim(conn, settlements, {}, worker_id="", lease_s=0).settled
+
+
+def settle_and_claim(
+    conn: Conn, settlements: Sequence[Settlement], wanted: dict[str, int], *, worker_id: str, lease_s: float
+) -> Turn:
+    """`settle` and `claim` in one round trip and one commit: both, or an exception and neither."""
+    plain = [each for each in settlements if each.plain]
+    told = [each for each in settlements if not each.plain]
+    statements: list[tuple[str, dict[str, Any]]] = []
+    if plain:
+        statements.append(("settle_completed", _array_texts(plain)))
+    if told:
+        columns = {name: [getattr(each, name) for each in told] for name in Settlement.__dataclass_fields__}
+        # One type a list: the driver refuses whole numbers among others.
+        columns |= {name: list(map(float, columns[name])) for name in ("delay_s", "snoozed_s")}
+        statements.append(("settle", columns))
+    if wanted:
+        given = {"queues": list(wanted), "limits": list(wanted.values()), "worker_id": worker_id, "lease_s": lease_s}
+        statements.append(("claim", {**given, "random": os.urandom(16).hex()}))
+    answers = together(conn, [(sql(__file__, name), given) for name, given in statements])
+    found = answers.pop() if wanted else []
+    claims = [Claim(*row) for row in found if row[0] is not None]
+    claims.sort(key=in_order)
+    return Turn(
+        settled={row[0] for answer in answers for row in answer},
+        claims=claims,
+        keyed={row[2] for row in found if row[0] is None},
+    )
+
+
+def _array_texts(settlements: Sequence[Settlement]) -> dict[str, str]:
+    # Uuids need no quoting in an array's text, and to build it is a tenth of what a list costs the driver.
+    return {
+        "ids": "{" + ",".join([each.id for each in settlements]) + "}",
+        "tokens": "{" + ",".join([each.token for each in settlements]) + "}",
+    }
 
 
 def _readable(text: str | None) -> Any:
     # PostgreSQL holds numbers and depths that Python refuses to read; such a row must not end whoever claims it.
     try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
+        return None if text is None else _scan(text, 0)[0]
+    except (ValueError, RecursionError, StopIteration):
         return None
 
 
@@ -278,14 +197,6 @@ def still_held(conn: Conn, held: dict[str, str]) -> set[str]:
     return {row[0] for row in rows(conn, sql(__file__, "still_held"), given)}
 
 
-def settle(conn: Conn, settlements: Sequence[Settlement]) -> set[str]:
-    """Write how attempts ended, all in one statement; the ids written. What is missing was no longer ours."""
-    columns = {
-        name: [getattr(settlement, name) for settlement in settlements] for name in Settlement.__dataclass_fields__
-    }
-    return {row[0] for row in rows(conn, sql(__file__, "settle"), columns)}
-
-
 def release(conn: Conn, held: dict[str, str], *, delay_s: float = 0) -> int:
     """Give jobs (id → token) back uncharged, due *delay_s* from now; 0: when they were due before. How many it was."""
     given = {"ids": list(held), "tokens": list(held.values()), "delay_s": delay_s}
@@ -297,9 +208,12 @@ def release_unheld(conn: Conn, worker_id: str, tokens: Iterable[str]) -> int:
     return len(rows(conn, sql(__file__, "release_unheld"), {"worker_id": worker_id, "tokens": list(tokens)}))
 
 
-def rescue(conn: Conn, *, limit: int = PAGE) -> list[tuple[str, str, str]]:
-    """End or requeue jobs whose lease has run out, charged as a crash: (id, queue, new state) each."""
-    given = {"limit": limit, "max_crashes": MAX_CRASHES}
+def rescue(conn: Conn, *, dead: Iterable[str] = (), limit: int = PAGE) -> list[tuple[str, str, str]]:
+    """End or requeue, charged as a crash, jobs whose lease has run out or whose worker is one of *dead*.
+
+    (id, queue, new state) each.
+    """
+    given = {"limit": limit, "max_crashes": MAX_CRASHES, "dead": list(dead)}
     return [(row[0], row[1], row[2]) for row in rows(conn, sql(__file__, "rescue"), given)]
 
 
@@ -321,7 +235,7 @@ def prune(conn: Conn, *, completed_s: float, failed_s: float, limit: int = 1_000
 
 def load(conn: Conn, job_id: str) -> dict[str, Any] | None:
     """One job as people see it, with its attempts; None for an id that is unknown, malformed or pruned."""
-    if not _is_uuid(job_id):
+    if not is_uuid(job_id):
         return None
     row = conn.execute(sql(__file__, "load_job"), {"id": job_id}).fetchone()
     if row is None:
@@ -329,10 +243,6 @@ def load(conn: Conn, job_id: str) -> dict[str, Any] | None:
     attempts = conn.execute(sql(__file__, "load_attempts"), {"id": job_id}).fetchall()
     read = {name: _readable(row[name]) for name in ("message", "result")}
     return {**row, **read, "attempts": attempts}
-
-
-def _is_uuid(text: object) -> bool:
-    return isinstance(text, str) and bool(_UUID.fullmatch(text))
 
 
 def listing(

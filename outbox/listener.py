@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import select
 from collections.abc import Iterable
 
+import psycopg
 from psycopg import Notify
 from psycopg import sql as identifiers
 
 from outbox.db import Conn
+
+#: A session hears its own ring with the answer to the statement that rings; so long is more than enough.
+PROBE_WITHIN_S = 3.0
+
+
+class Deaf(psycopg.OperationalError):
+    """The session answers, but no longer hears what it listens to: it is of no use, and is to be opened anew."""
 
 
 def readable(*files: int, within_s: float) -> bool:
@@ -20,23 +29,45 @@ def readable(*files: int, within_s: float) -> bool:
 
 
 class Bells:
-    """The *channels* a connection listens to. Rings that arrive while it runs a statement are kept too."""
+    """The *channels* a connection listens to; without any it never rings. What rings during a statement is kept too."""
 
-    def __init__(self, conn: Conn, channels: Iterable[str]) -> None:
+    def __init__(self, conn: Conn, channels: Iterable[str], *, probe_every_s: float = 30) -> None:
         self._conn = conn
         self._rung: set[str] = set()
+        self._channels = list(channels)
+        self._probe = f"posthouse_probe_{secrets.token_hex(8)}"
+        self._probe_every_s = probe_every_s
+        self._probe_at = float("-inf")
+        self._probed_at: float | None = None
         conn.add_notify_handler(self._ring)
-        for channel in channels:
+        for channel in [*self._channels, self._probe] if self._channels else []:
             conn.execute(identifiers.SQL("LISTEN {}").format(identifiers.Identifier(channel)))
 
     def _ring(self, notice: Notify) -> None:
-        self._rung.add(notice.channel)
+        self._heard(notice.channel)
+
+    def _heard(self, channel: str) -> None:
+        if channel == self._probe:
+            self._probed_at = None
+        else:
+            self._rung.add(channel)
+
+    def probe(self, now: float) -> None:
+        """Ring for ourselves every *probe_every_s* of monotonic *now*. Raises Deaf when that was not heard in time."""
+        if not self._channels:
+            return
+        if self._probed_at is not None:
+            if now - self._probed_at > PROBE_WITHIN_S:
+                raise Deaf("a notification to itself has not come back")
+        elif now >= self._probe_at:
+            self._probed_at, self._probe_at = now, now + self._probe_every_s
+            self._conn.execute(identifiers.SQL("NOTIFY {}").format(identifiers.Identifier(self._probe)))
 
     def take(self) -> set[str]:
         """The channels that have rung since the last look; drains the socket, never waits. Raises OperationalError."""
         self._conn.pgconn.consume_input()
         while (notice := self._conn.pgconn.notifies()) is not None:
-            self._rung.add(notice.relname.decode())
+            self._heard(notice.relname.decode())
         rung, self._rung = self._rung, set()
         return rung
 
@@ -46,4 +77,5 @@ class Bells:
             readable(self._conn.fileno(), *([] if wake_fd is None else [wake_fd]), within_s=seconds)
 
     def close(self) -> None:
-        self._conn.execute("UNLISTEN *")
+        if self._channels:
+            self._conn.execute("UNLISTEN *")

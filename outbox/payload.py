@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Arguments of a job, encoded (specs/queue.md 2).
 MAX_ARGUMENTS_BYTES = 1_048_576
 
+_BETWEEN = ',"\\u0000",'
+
 
 class BadPayload(ValueError):
     """A value that PostgreSQL's jsonb cannot hold or that is too large; the text names its path."""
+
+
+_to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def encode(value: Any, *, where: str, max_bytes: int = MAX_ARGUMENTS_BYTES) -> str:
@@ -21,7 +26,7 @@ def encode(value: Any, *, where: str, max_bytes: int = MAX_ARGUMENTS_BYTES) -> s
     bytes, sets, Decimal, dates and anything else JSON has no form for, and above *max_bytes* of UTF-8.
     """
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _to_json(value)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError):
         raise BadPayload(next(_faults(value, where, 0), f"{where}: not JSON")) from None
@@ -30,6 +35,21 @@ def encode(value: Any, *, where: str, max_bytes: int = MAX_ARGUMENTS_BYTES) -> s
     if size > max_bytes:
         raise BadPayload(f"{where}: {size:,} bytes as JSON, at most {max_bytes:,} are allowed")
     return text
+
+
+def encode_each(values: Sequence[Any]) -> list[str] | None:
+    """The JSON text of each of *values*, by one call of the encoder; None when `encode` has to look at each of them.
+
+    Between the values stands what none of them may contain: a NUL.
+    """
+    try:
+        text = _to_json([part for value in values for part in (value, "\0")])
+        text.encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if text.count("\\u0000") != len(values):
+        return None
+    return text[1 : -len(_BETWEEN)].split(_BETWEEN)
 
 
 def _faults(value: Any, where: str, depth: int) -> Iterator[str]:

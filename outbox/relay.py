@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import psycopg
 import structlog
@@ -26,6 +26,7 @@ class Subscription:
     """An actor's wish for events: one job each, with the event's id or its subject as the only argument.
 
     *coalesce*: one job a subject in a batch, for the latest event; only for actors that read the current state.
+    *limits*: what its jobs have of NewJob's `limit_key`, `limit`, `rate_per_s` and `rate_burst`.
     """
 
     glob: str
@@ -35,6 +36,7 @@ class Subscription:
     coalesce: bool = False
     priority: int = 0
     max_attempts: int | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     def covers(self, type_name: str) -> bool:
         return any(covered.name == type_name for covered in catalogue.covered(self.glob, catalogue.declared()))
@@ -121,6 +123,7 @@ def _jobs(facts: Sequence[Fact], subscriptions: Sequence[Subscription]) -> Itera
                 priority=subscription.priority,
                 max_attempts=subscription.max_attempts,
                 event_id=fact.id,
+                **subscription.limits,
             )
 
 

@@ -1,4 +1,4 @@
-"""The register of working processes, for people. Ownership of a job is its lease's business, never this table's."""
+"""The register of working processes, for people and for the host's keeper. Whose a job is, the job's lease says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outbox.db import Conn, sql
+from outbox.processes import own_start, pid_space
 
 VERSION = "0.1.0"
 
@@ -19,15 +20,19 @@ class Worker:
 
     queues: tuple[str, ...]
     threads: int
+    actors: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
+    pid_space: str | None = field(default_factory=pid_space)
+    pid_started: int | None = field(default_factory=own_start)
     version: str = VERSION
 
 
 def register(conn: Conn, worker: Worker, *, running: int) -> None:
     """Say that *worker* is alive and has *running* jobs in hand."""
-    conn.execute(sql(__file__, "register"), {**vars(worker), "queues": list(worker.queues), "running": running})
+    lists = {"queues": list(worker.queues), "actors": list(worker.actors)}
+    conn.execute(sql(__file__, "register"), {**vars(worker), **lists, "running": running})
 
 
 def leave(conn: Conn, worker: Worker) -> None:

@@ -17,7 +17,14 @@ Tree = dict[str, str]
 
 HOUSE = Path(__file__).parent.parent
 IGNORED = {".git", *(line.strip("/") for line in (HOUSE / ".gitignore").read_text("utf-8").splitlines())}
-FLOORS = {"settings": 0, "outbox": 1, "middleware": 2, "broker": 3, "actors": 4, "web": 5, "runner": 5, "cli": 5}
+FLOORS = {
+    "settings": 0,
+    "outbox": 1,
+    "middleware": 2,
+    "broker": 3,
+    "actors": 4,
+    **dict.fromkeys(("web", "runner", "cli", "testkit"), 5),
+}
 NO_QUEUE = {"web", "relay", "scheduler"}
 
 

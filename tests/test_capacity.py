@@ -44,7 +44,8 @@ def test_a_full_process_asks_for_nothing() -> None:
 
 def test_a_full_process_looks_again_in_a_second_unless_a_job_ends() -> None:
     assert next_look([lane("a", threads=2, running=2), lane("b")], 2, now=5) == 1
-    assert next_look([lane("a", threads=2, running=2), lane("b", poll_at=5.5)], 3, now=5) == 0.5
+    quiet = lane("b", poll_at=5.5, hungry=False)
+    assert next_look([lane("a", threads=2, running=2), quiet], 3, now=5) == 0.5
 
 
 def test_a_stock_that_is_not_worth_topping_up_is_no_reason_to_look() -> None:
@@ -80,9 +81,9 @@ def test_claims_come_in_batches_once_jobs_are_short() -> None:
     short = lane(mean_s=0.001, running=4)
     short.stock.extend(range(60))
     assert wanted([short], total=4, now=0) == {}
-    for _ in range(20):
+    for _ in range(30):
         short.stock.popleft()
-    assert wanted([short], total=4, now=0) == {"q": 24}
+    assert wanted([short], total=4, now=0) == {"q": 34}
 
 
 def test_one_slow_job_ends_the_stock() -> None:

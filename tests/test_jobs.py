@@ -2,283 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from decimal import Decimal
 from typing import Any
 
-import psycopg
-import psycopg2
-import psycopg2.extras
 import pytest
-import sqlalchemy
-from sqlalchemy.pool import NullPool
 
 from outbox import jobs
 from outbox.db import Conn, connect, sql
-from outbox.jobs import BadJob, Claim, NewJob, RetryRefused, Settlement
+from outbox.jobs import Claim, RetryRefused, Settlement
 from tests import emptied
+from tests.ledger import WORKER, add, claim, claimed, count, expire, fail, in_state, lose, new, row, settle, shown
 
 shared_url, database_url = emptied.shared_url, emptied.database_url
-
-WORKER = str(uuid.uuid4())
-
-
-def new(**given: Any) -> NewJob:
-    return NewJob(**{"queue": "q", "actor": "a", **given})
-
-
-def add(conn: Conn, **given: Any) -> str:
-    return jobs.enqueue(conn, new(**given)).id
-
-
-def claim(conn: Conn, count: int = 1, queue: str = "q", lease_s: float = 20) -> list[Claim]:
-    return jobs.claim(conn, {queue: count}, worker_id=WORKER, lease_s=lease_s)
-
-
-def claimed(conn: Conn, **given: Any) -> Claim:
-    """The only job there is, just claimed."""
-    add(conn, **given)
-    return claim(conn)[0]
-
-
-def settle(conn: Conn, held: Claim, state: str = "done", **outcome: Any) -> bool:
-    """Whether the outcome was written."""
-    return jobs.settle(conn, [Settlement(held.id, held.token, state, **outcome)]) == {held.id}
-
-
-def fail(conn: Conn, held: Claim, state: str = "queued", error: str = "no") -> bool:
-    return settle(conn, held, state, outcome="failed", error_class="ValueError", error=error, traceback="t")
-
-
-def expire(conn: Conn, job_id: str) -> None:
-    """The lease runs out now."""
-    conn.execute("UPDATE dramatiq.queue SET lease_until = clock_timestamp() WHERE message_id = %s", [job_id])
-
-
-def lose(conn: Conn, held: Claim) -> str:
-    """The worker dies, the job is rescued; its new state in the table."""
-    expire(conn, held.id)
-    return {job_id: state for job_id, _, state in jobs.rescue(conn)}[held.id]
-
-
-def row(conn: Conn, job_id: str) -> dict[str, Any]:
-    found = conn.execute("SELECT * FROM dramatiq.queue WHERE message_id = %s", [job_id]).fetchone()
-    assert found is not None
-    return found
-
-
-def shown(conn: Conn, job_id: str) -> dict[str, Any]:
-    found = jobs.load(conn, job_id)
-    assert found is not None
-    return found
-
-
-def count(conn: Conn) -> int:
-    found = conn.execute("SELECT count(*) AS n FROM dramatiq.queue").fetchone()
-    return found["n"] if found else 0
-
-
-# Enqueue.
-
-
-@pytest.fixture(params=["psycopg", "psycopg with tuples", "psycopg2", "psycopg2 with dicts", "sqlalchemy"])
-def application(request: pytest.FixtureRequest, database_url: str) -> Iterator[Any]:
-    """The connection of a caller, who has begun a transaction."""
-    match request.param:
-        case "psycopg":
-            opened: Any = psycopg.connect(database_url, row_factory=psycopg.rows.dict_row)
-        case "psycopg with tuples":
-            opened = psycopg.connect(database_url)
-        case "psycopg2 with dicts":
-            opened = psycopg2.connect(database_url, cursor_factory=psycopg2.extras.RealDictCursor)
-        case "sqlalchemy":
-            engine = sqlalchemy.create_engine(
-                database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool
-            )
-            opened = engine.raw_connection()
-        case _:
-            opened = psycopg2.connect(database_url)
-    with closing(opened):
-        yield opened
-
-
-def test_a_commit_makes_the_job_visible_and_not_before(application: Any, conn: Conn) -> None:
-    job_id = jobs.enqueue(application, new(args=["é", 1], kwargs={"k": None}, priority=5)).id
-    assert claim(conn) == []
-    application.commit()
-    assert [(job.id, job.message["args"], job.priority) for job in claim(conn)] == [(job_id, ["é", 1], 5)]
-
-
-def test_a_rollback_leaves_nothing(application: Any, conn: Conn) -> None:
-    jobs.enqueue_many(application, [new(), new(delay_s=5)])
-    application.rollback()
-    assert count(conn) == 0
-
-
-def test_a_duplicate_is_told_on_every_driver(application: Any) -> None:
-    first = jobs.enqueue(application, new(unique_key="k"))
-    second = jobs.enqueue(application, new(unique_key="k"))
-    assert (first.inserted, second.duplicate_of) == (True, first.id)
-
-
-def test_ten_thousand_jobs_go_in_at_once_and_again_without_a_change(conn: Conn) -> None:
-    many = [new(args=[number], unique_key=f"k{number}") for number in range(10_000)]
-    began = time.monotonic()
-    assert all(answer.inserted for answer in jobs.enqueue_many(conn, many))
-    again = jobs.enqueue_many(conn, many)
-    assert time.monotonic() - began < 10
-    assert [answer.duplicate_of for answer in again] == [job.id for job in many]
-    assert count(conn) == 10_000
-    first = claim(conn)[0]
-    assert first.message["args"] == [0]
-
-
-def test_no_jobs_are_no_statement(conn: Conn) -> None:
-    assert jobs.enqueue_many(conn, []) == []
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"args": [{"price": Decimal(1)}]}, "args[0].price"),
-    ({"kwargs": {"at": {"x": b"1"}}}, "kwargs.at.x"),
-    ({"args": ["a\0b"]}, "args[0]"),
-    ({"args": [float("nan")]}, "args[0]"),
-    ({"args": ["\ud800"]}, "args[0]"),
-    ({"options": {"o": {1}}}, "options.o"),
-    ({"args": ["x" * 1_048_576]}, "args"),
-    ({"queue": ""}, "queue"),
-    ({"queue": "x" * 41}, "queue"),
-    ({"queue": "é" * 20}, "queue"),
-    ({"queue": "q\n"}, "queue"),
-    ({"queue": 'q"}'}, "queue"),
-    ({"delay_s": -1}, "delay"),
-    ({"delay_s": 365 * 86_400 + 1}, "delay"),
-    ({"delay_s": float("nan")}, "delay"),
-    ({"delay_s": float("inf")}, "delay"),
-    ({"max_attempts": 0}, "max_attempts"),
-    ({"unique_key": ""}, "unique_key"),
-    ({"unique_key": "x" * 513}, "unique_key"),
-    ({"actor": "a\0"}, "actor"),
-    ({"actor": ""}, "actor"),
-    ({"priority": 2**31}, "priority"),
-    ({"max_attempts": 2**31}, "max_attempts"),
-    ({"unique_key": "a\0"}, "unique_key"),
-    ({"unique_key": "\ud800"}, "unique_key"),
-    ({"id": '","queue_name":"x'}, "id"),
-    ({"event_id": "e"}, "event_id"),
-    ({"args": "abc"}, "args"),
-    ({"kwargs": [1]}, "kwargs"),
-    ({"args": ["x" * 900_000], "kwargs": {"k": "x" * 900_000}}, "args"),
-]
-
-
-def test_a_bad_job_is_refused_by_name_and_its_transaction_goes_on(application: Any, conn: Conn) -> None:
-    for given, said in REFUSED:
-        began = time.monotonic()
-        with pytest.raises(BadJob) as refusal:
-            jobs.enqueue_many(application, [new(), new(**given)])
-        assert time.monotonic() - began < 1
-        assert said in str(refusal.value)
-    kept = jobs.enqueue(application, new()).id
-    application.commit()
-    assert [job.id for job in claim(conn, 9)] == [kept]
-
-
-def test_the_longest_queue_name_rings_its_bell(conn: Conn) -> None:
-    assert jobs.enqueue(conn, new(queue="x" * 40)).inserted
-
-
-def test_odd_text_in_the_arguments_comes_back_as_it_was(conn: Conn) -> None:
-    odd = ["\"'\\%s{}", "\\u0000", "\U0001f600" * 50_000, "", {"": ""}]
-    assert claimed(conn, args=odd).message["args"] == odd
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_the_second_of_two_inserts_of_a_key_waits_for_the_first(conn: Conn, database_url: str, end: str) -> None:
-    with connect(database_url, name="first") as first, ThreadPoolExecutor(1) as pool:
-        first.execute("BEGIN")
-        winner = jobs.enqueue(first, new(unique_key="k")).id
-        waiting = pool.submit(jobs.enqueue, conn, new(unique_key="k"))
-        time.sleep(0.1)
-        assert not waiting.done()
-        first.execute(end.encode())
-        assert waiting.result(5).duplicate_of == (winner if end == "commit" else None)
-    assert count(conn) == 1
-
-
-def test_of_64_threads_with_one_key_one_inserts_and_63_hear_of_it(database_url: str, conn: Conn) -> None:
-    barrier = threading.Barrier(16)
-
-    def race(turn: int) -> jobs.Enqueued:
-        with connect(database_url, name="racer") as own:
-            barrier.wait()
-            return jobs.enqueue(own, new(unique_key="k", args=[turn]))
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(race, range(64)))
-    (first,) = (answer.id for answer in answers if answer.inserted)
-    assert [answer.duplicate_of for answer in answers if not answer.inserted] == [first] * 63
-    assert count(conn) == 1
-
-
-def test_bulk_inserts_obey_unique_keys_too(database_url: str, conn: Conn) -> None:
-    def bulk(_: int) -> int:
-        with connect(database_url, name="racer") as own:
-            answers = jobs.enqueue_many(own, [new(unique_key=f"k{number}") for number in range(50)])
-            return sum(answer.inserted for answer in answers)
-
-    with ThreadPoolExecutor(10) as pool:
-        assert sum(pool.map(bulk, range(30))) == 50
-    assert count(conn) == 50
-
-
-def test_one_call_with_the_same_key_twice_inserts_once(conn: Conn) -> None:
-    first, second = jobs.enqueue_many(conn, [new(unique_key="k"), new(unique_key="k")])
-    assert {first.duplicate_of, second.duplicate_of} == {None, first.id if first.inserted else second.id}
-    assert count(conn) == 1
-
-
-def test_a_job_that_ended_frees_its_key(conn: Conn) -> None:
-    ends: list[Callable[[Claim], object]] = [
-        lambda held: settle(conn, held),
-        lambda held: fail(conn, held, "rejected"),
-        lambda held: lose(conn, held),
-    ]
-    add(conn, unique_key="k", max_attempts=1)
-    for end in ends:
-        assert not jobs.enqueue(conn, new(unique_key="k")).inserted
-        end(claim(conn)[0])
-        assert jobs.enqueue(conn, new(unique_key="k", max_attempts=1)).inserted
-
-
-def test_a_retryable_job_keeps_its_key(conn: Conn) -> None:
-    held = claimed(conn, unique_key="k")
-    assert fail(conn, held)
-    assert jobs.enqueue(conn, new(unique_key="k")).duplicate_of == held.id
-
-
-def test_an_id_that_is_there_already_changes_nothing_in_any_state(conn: Conn) -> None:
-    for state in ("pending", "running", "retryable", "completed", "discarded"):
-        job_id = in_state(conn, state)
-        before = row(conn, job_id)
-        assert jobs.enqueue(conn, new(id=job_id, args=["second"], priority=-9)).duplicate_of == job_id
-        assert row(conn, job_id) == before
-
-
-def in_state(conn: Conn, state: str) -> str:
-    """A job of its own queue in one of the states people see."""
-    job_id = add(conn, queue=state)
-    held = None if state == "pending" else claim(conn, queue=state)[0]
-    if held and state != "running":
-        settle(conn, held, {"completed": "done", "discarded": "rejected"}.get(state, "queued"), delay_s=9)
-    assert shown(conn, job_id)["state"] == state
-    return job_id
 
 
 # Claim.
@@ -362,14 +101,14 @@ def test_a_claim_reads_few_rows_among_many_that_are_not_for_it(conn: Conn) -> No
     jobs.enqueue_many(conn, [new(priority=number % 2) for number in range(10)])
     conn.execute("ANALYZE dramatiq.queue")
     jobs.tune(conn)
-    given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9}
+    given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9, "random": "r"}
     explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql(jobs.__file__, "claim")
     (found,) = conn.execute(explain.encode(), given).fetchall()
     plan = found["QUERY PLAN"][0]["Plan"]
     nodes = list(_nodes(plan))
     scans = [node for node in nodes if node.get("Relation Name") == "queue"]
-    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "ModifyTable"}
-    assert "queue_claim" in {node.get("Index Name") for node in scans}
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"}
+    assert "queue_due" in {node.get("Index Name") for node in scans}
     assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 20
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 300
 
@@ -384,7 +123,7 @@ def test_a_claim_does_not_read_the_backlog_behind_it(conn: Conn) -> None:
     (plan,) = conn.execute(
         "SELECT name FROM pg_prepared_statements WHERE statement LIKE %s", ["%UPDATE dramatiq.queue q%"]
     ).fetchall()
-    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {plan['name']} ('{{q}}', '{{4}}', '{WORKER}', 9)"
+    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {plan['name']} ('{{q}}', '{{4}}', '{WORKER}', 'r', 9)"
     (found,) = conn.execute(explain.encode()).fetchall()
     scans = [node for node in _nodes(found["QUERY PLAN"][0]["Plan"]) if node.get("Relation Name") == "queue"]
     assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 4
@@ -751,13 +490,3 @@ def test_depths_count_what_waits_and_what_runs(conn: Conn) -> None:
     oldest_s = depth.pop("oldest_s")
     assert depth == {"queue": "q", "due": 4, "later": 1, "running": 1, "retryable": 1}
     assert 0 <= oldest_s < 60
-
-
-def test_a_message_is_one_that_dramatiq_reads(conn: Conn) -> None:
-    held = claimed(conn, args=[1], kwargs={"k": 2}, options={"o": 3})
-    stamp = held.message.pop("message_timestamp")
-    assert abs(stamp / 1_000 - time.time()) < 60
-    assert json.loads(json.dumps(held.message)) == {
-        "queue_name": "q", "actor_name": "a", "args": [1], "kwargs": {"k": 2}, "options": {"o": 3},
-        "message_id": held.id,
-    }  # fmt: skip

@@ -206,17 +206,17 @@ def test_a_second_migrator_gives_up_on_one_that_does_not_end(empty_url: str, mon
 
 
 def test_an_index_whose_build_failed_is_built_again(conn: Conn, database_url: str) -> None:
-    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dramatiq.queue_claim'::regclass")
-    conn.execute("DROP INDEX dramatiq.queue_event")
-    conn.execute("DELETE FROM posthouse.migrations WHERE name LIKE '0003%'")
-    assert migrate(database_url, WANTED) == ["0003_ledger_indexes.concurrently"]
+    conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'dramatiq.queue_limited'::regclass")
+    conn.execute("DROP INDEX dramatiq.queue_holders")
+    conn.execute("DELETE FROM posthouse.migrations WHERE name LIKE '0032%'")
+    assert migrate(database_url, WANTED) == ["0032_controls_indexes.concurrently"]
     assert _invalid(conn) == []
-    assert conn.execute("SELECT to_regclass('dramatiq.queue_event') IS NOT NULL AS made").fetchone() == {"made": True}
+    assert conn.execute("SELECT to_regclass('dramatiq.queue_holders') IS NOT NULL AS made").fetchone() == {"made": True}
 
 
 def test_a_build_that_is_cancelled_is_repaired_by_the_next_run(conn: Conn, database_url: str) -> None:
-    conn.execute("DROP INDEX dramatiq.queue_listing")
-    conn.execute("DELETE FROM posthouse.migrations WHERE name LIKE '0003%'")
+    conn.execute("DROP INDEX dramatiq.queue_limited")
+    conn.execute("DELETE FROM posthouse.migrations WHERE name LIKE '0032%'")
     failed: list[BaseException] = []
     with connect(database_url, name="posthouse tests") as writer, writer.transaction():
         writer.execute("LOCK TABLE dramatiq.queue IN ROW EXCLUSIVE MODE")
@@ -228,7 +228,7 @@ def test_a_build_that_is_cancelled_is_repaired_by_the_next_run(conn: Conn, datab
         )
         builder.join(10)
     assert [type(error) for error in failed] == [psycopg.errors.QueryCanceled]
-    assert _invalid(conn) == ["dramatiq.queue_listing"]
+    assert _invalid(conn) == ["dramatiq.queue_limited"]
     migrate(database_url, WANTED)
     assert _invalid(conn) == []
 

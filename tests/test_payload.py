@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.db import Conn
-from outbox.payload import BadPayload, clean, encode
+from outbox.payload import BadPayload, clean, encode, encode_each
 
 LOOP: list[Any] = []
 LOOP += [LOOP, LOOP]
@@ -90,6 +90,25 @@ json_like = st.recursive(
 def test_whatever_is_let_through_comes_back_the_same(value: Any) -> None:
     with suppress(BadPayload):
         assert json.loads(encode(value, where="args")) == value
+
+
+@given(st.lists(json_like | st.text(alphabet=st.characters()), min_size=1, max_size=4))
+def test_many_are_encoded_as_each_of_them_is_or_have_to_be_looked_at(values: list[Any]) -> None:
+    texts = []
+    with suppress(BadPayload):
+        texts = [encode(value, where="args") for value in values]
+    assert encode_each(values) in ((None, texts) if "\\u0000" in "".join(texts) else (texts or None,))
+
+
+@pytest.mark.parametrize("odd", ["\0", ["\0", 1], {"\0": 1}, "\ud800", float("nan"), b"x", {1}, DEEP, LOOP])
+def test_one_that_cannot_be_encoded_has_all_of_them_looked_at(odd: Any) -> None:
+    assert encode_each([1, odd, "x"]) is None
+
+
+def test_what_looks_like_the_border_between_two_is_none() -> None:
+    values = ["\\u0000", ',"\\u0000",', '","', [], ["]", ",", "[1,2]"]]
+    assert encode_each(values) is None
+    assert encode_each(values[2:]) == ['"\\",\\""', "[]", '["]",",","[1,2]"]']
 
 
 def test_postgres_stores_whatever_is_let_through(conn: Conn) -> None:

@@ -184,3 +184,32 @@ def test_the_actor_works_as_it_is_written(house: Path, database_url: str, conn: 
     assert again["available_at"] > again["created_at"]
     assert again["id"] in answers[0]
     assert f"duplicate_of='{again['id']}'" in answers[1]
+
+
+def test_the_batch_and_the_test_of_an_actor_work_as_they_are_written(house: Path, database_url: str) -> None:
+    with (house / "actors" / "parcels.py").open("a", encoding="utf-8") as file:
+        file.write(block("its own end is the verdict:"))
+    (house / "conftest.py").write_text(block("In `conftest.py`:"), "utf-8")
+    (house / "test_parcels.py").write_text(block("and in `test_parcels.py`:") + WEIGHED, "utf-8")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "DATABASE_URL": database_url,
+        "DATA_DIR": str(house / "data"),
+        "QUEUES": '{"scales": {"threads": 1, "time_limit_s": 10}}',
+        "MAX_CONNECTIONS": "110",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parcels.py"]
+    done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=90)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+WEIGHED = """
+
+def test_parcels_are_weighed_together(kit):
+    from actors.parcels import weigh
+
+    for number in (3, -1, 4):
+        weigh.send(number)
+    ran = kit.drain()
+    assert sorted(job.outcome for job in ran) == ["completed", "completed", "discarded"]
+"""

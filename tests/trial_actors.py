@@ -1,5 +1,6 @@
 """Actors that leave a line in a file for each start and end, for tests with real worker processes."""
 
+import ctypes
 import os
 import signal
 import time
@@ -36,6 +37,12 @@ def run(name: str, seconds: float = 0) -> None:
     note(name, "start")
     time.sleep(seconds)
     note(name, "end")
+
+
+@actor(name="trial.linger", queue="quick", backoff=Backoff(first_s=0))
+def linger(name: str, seconds: float) -> None:
+    """Takes its time, but only the first time."""
+    run.fn(name, 0 if (FOLDER / name).exists() else seconds)
 
 
 @actor(name="trial.slow", queue="single", backoff=Backoff(first_s=0))
@@ -140,6 +147,20 @@ def die(name: str) -> None:
     """Takes its process with it."""
     note(name, "start")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@actor(name="trial.hold", queue="quick", time_limit_s=30, backoff=Backoff(first_s=0))
+def hold(name: str, seconds: int) -> None:
+    """Keeps the interpreter lock in C: until it is over no other thread of the process makes a step."""
+    note(name, "start")
+    ctypes.PyDLL(None).sleep(seconds)
+    note(name, "end")
+
+
+@actor(name="trial.seize", queue="quick", attempts=1)
+def seize() -> None:
+    """Takes the claim loop's lock and never gives it back."""
+    broker.working.loop._lock.acquire()
 
 
 @actor(name="trial.ask", queue="quick", attempts=1)

@@ -113,17 +113,30 @@ class Crew:
         processes: int = 1,
         wait: bool = True,
         told: Mapping[str, str] = MappingProxyType({}),
+        actors: str = "tests.trial_actors",
     ) -> Worker:
         """Start `dramatiq` on *queues* (all that are declared when none is named), with the settings *told*."""
-        command = [sys.executable, "-m", "dramatiq", "tests.trial_actors"]
+        command = [sys.executable, "-m", "dramatiq", actors]
         command += ["--processes", str(processes), "--threads", str(threads)]
         command += ["--queues", *queues] if queues else []
+        worker = self._run(command, told)
+        return worker.up(processes) if wait else worker
+
+    def start_relay(self, told: Mapping[str, str] = MappingProxyType({})) -> Worker:
+        """Start the stand-alone relay, with the keeper in it; it knows the queues, and none of the trial actors."""
+        relay = self._run([sys.executable, "cli.py", "relay"], told)
+        until(lambda: relay.says("relay.started") or relay.process.poll() is not None, 30)
+        assert relay.process.poll() is None, relay.log.read_text()
+        return relay
+
+    def _run(self, command: list[str], told: Mapping[str, str]) -> Worker:
         log = self.folder / f"worker-{len(self.workers)}.log"
         environment = {
             **os.environ,
             **HASTE,
             "DATABASE_URL": self.database_url,
             "DATA_DIR": str(self.folder),
+            "PROMETHEUS_MULTIPROC_DIR": str(self.folder / "metrics"),
             "QUEUES": json.dumps(QUEUES),
             "TRIAL_DIR": str(self.folder),
             **told,
@@ -134,7 +147,7 @@ class Crew:
             )
         worker = Worker(process, log)
         self.workers.append(worker)
-        return worker.up(processes) if wait else worker
+        return worker
 
     def start_all(self, *sets: Sequence[str]) -> list[Worker]:
         """Start one command for each set of queues, at once, and wait for all of them."""

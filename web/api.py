@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, HTTPException, Query, Request
 from pydantic import BaseModel
 
-from outbox import events, jobs
+from outbox import events, explain, jobs
 from settings import QUEUE_NAME
 from web import overview
 from web.database import AppDatabase, read
@@ -36,6 +36,17 @@ def show_job(job_id: str, database: AppDatabase) -> Job:
     if job is None:
         raise HTTPException(404, "There is no such job, or its time here is over.")
     return job
+
+
+@router.get("/jobs/{job_id}/explain")
+def explain_job(job_id: str, database: AppDatabase, request: Request) -> explain.Explanation:
+    """Why it is not running, every true reason, the decisive one first. 404 for an id that is none."""
+    heard_within_s = overview.heard_within_s(request.app.state.settings)
+    with read(database) as conn:
+        found = explain.explain(conn, job_id, heard_within_s=heard_within_s)
+    if found is None:
+        raise HTTPException(404, "There is no such job, or its time here is over.")
+    return found
 
 
 @router.get("/jobs")

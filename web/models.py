@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from outbox import jobs
+from outbox.controls import Pause
 from outbox.db import Conn
 
 
@@ -60,6 +61,7 @@ class Job(JobLine):
 
     priority: int
     unique_key: str | None
+    limit_key: str | None
     worker_id: str | None
     claimed_at: datetime | None
     lease_until: datetime | None
@@ -90,7 +92,10 @@ class EventLine(BaseModel):
 
 
 class Queue(BaseModel):
-    """One queue now, and what ended in the last hour. *processes*, *capacity*: of those heard of lately."""
+    """One queue now, and what ended in the last hour. *processes*, *capacity*: of those heard of lately.
+
+    *paused*: by whom, why and until when it claims nothing; null when it does.
+    """
 
     name: str
     declared: bool
@@ -105,6 +110,7 @@ class Queue(BaseModel):
     completed: int
     discarded: int
     cancelled: int
+    paused: Pause | None = None
 
 
 class Backlog(BaseModel):

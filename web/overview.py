@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from outbox import events, jobs, workers
+from outbox import controls, events, jobs, workers
+from outbox.controls import Pause
 from outbox.db import Conn
 from settings import QueueSettings, Settings
-from web.ages import spoken
+from web.ages import exact, spoken
 from web.models import Backlog, Overview, Queue
 
 #: A job that is due, or an event, should not wait longer than this.
@@ -21,11 +22,12 @@ def load(conn: Conn, settings: Settings) -> Overview:
     """All declared queues, and others that hold jobs, in the order of the settings."""
     depths = {row["queue"]: row for row in jobs.depths(conn)}
     ended = {row["queue"]: row for row in jobs.ended(conn)}
+    paused = controls.pauses(conn)
     alive = workers.alive(conn, within_s=heard_within_s(settings))
-    undeclared = sorted({*depths, *ended} - {*settings.queues})
+    undeclared = sorted({*depths, *ended, *paused} - {*settings.queues})
     return Overview(
         queues=[
-            _queue(name, settings.queues.get(name), depths.get(name, {}), ended.get(name, {}), alive)
+            _queue(name, settings.queues.get(name), depths.get(name, {}), ended.get(name, {}), alive, paused.get(name))
             for name in [*settings.queues, *undeclared]
         ],
         events=Backlog.model_validate(events.backlog(conn)),
@@ -43,6 +45,7 @@ def _queue(
     depth: Mapping[str, Any],
     ended: Mapping[str, Any],
     alive: Sequence[Mapping[str, Any]],
+    paused: Pause | None,
 ) -> Queue:
     working = [worker["threads"] for worker in alive if name in worker["queues"]]
     most = declared.threads if declared else 0
@@ -52,6 +55,7 @@ def _queue(
         processes=len(working),
         wanted_processes=declared.processes if declared else 0,
         capacity=sum(min(threads, most) for threads in working),
+        paused=paused,
         **{key: depth.get(key, 0) for key in ("running", "due", "later", "retryable", "oldest_s")},
         **{key: ended.get(key, 0) for key in ("completed", "discarded", "cancelled")},
     )
@@ -100,7 +104,9 @@ def _standstill(overview: Overview) -> Iterator[str]:
 
 def _oddities(overview: Overview) -> Iterator[str]:
     for queue in overview.queues:
-        if queue.processes and queue.oldest_s > PATIENCE_S:
+        if queue.paused:
+            yield f"{queue.name} is paused {on_whose_word(queue.paused)}"
+        elif queue.processes and queue.oldest_s > PATIENCE_S:
             wait = spoken(queue.oldest_s)
             yield f"{queue.name} is behind: {counted(queue.due, 'job')} due, the oldest for {wait}."
         if not queue.declared and (waiting := queue.due + queue.later):
@@ -113,6 +119,12 @@ def _all_is_well(overview: Overview) -> str:
     running = sum(queue.running for queue in overview.queues)
     due = sum(queue.due for queue in overview.queues)
     return f"All is well: every queue is worked, {counted(running, 'job')} running, {due:,} due."
+
+
+def on_whose_word(pause: Pause) -> str:
+    """By whom, until when, and why."""
+    until = f"until {exact(pause.until_at)}" if pause.until_at else "until it is resumed"
+    return f"by {pause.paused_by} {until}: {pause.reason}"
 
 
 def counted(count: int, noun: str) -> str:

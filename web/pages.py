@@ -13,7 +13,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from outbox import events, jobs
+from outbox import events, explain, jobs
 from settings import QUEUE_NAME
 from web import ages, overview, story
 from web.database import AppDatabase, read
@@ -61,14 +61,23 @@ def first_page(
 
 
 @router.get("/jobs/{job_id}")
-def job_page(job_id: str, database: AppDatabase) -> HTMLResponse:
-    """One job: when what happened to it, each failed attempt, its arguments and its event."""
+def job_page(request: Request, job_id: str, database: AppDatabase) -> HTMLResponse:
+    """One job: when what happened to it, what it waits for, each failed attempt, its arguments and its event."""
+    heard_within_s = overview.heard_within_s(request.app.state.settings)
     with read(database) as conn:
         job = load_job(conn, job_id)
         event = events.load(conn, job.event_id) if job and job.event_id else None
-    if job is None:
+        explanation = explain.explain(conn, job_id, heard_within_s=heard_within_s)
+    if job is None or explanation is None:
         raise HTTPException(404, "There is no such job, or its time here is over.")
-    return render("job.html", job=job, event=event, story=story.tell(job, _now()), timeline=story.timeline(job))
+    return render(
+        "job.html",
+        job=job,
+        event=event,
+        story=story.tell(job, _now()),
+        reasons=explanation.reasons,
+        timeline=story.timeline(job),
+    )
 
 
 def render(template: str, status: int = 200, **given: Any) -> HTMLResponse:
@@ -99,5 +108,6 @@ _templates.filters |= {
     "relative": ages.relative,
     "exact": ages.exact,
     "blame": story.blame,
+    "on_whose_word": overview.on_whose_word,
 }
 _templates.globals["link"] = _link

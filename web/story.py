@@ -14,7 +14,7 @@ _SAME_MOMENT = timedelta(milliseconds=1)
 
 def tell(job: Job, now: datetime) -> str:
     """*job* in one sentence: what has happened, and what is next."""
-    again = ages.relative(job.available_at, now) if job.available_at > now else "as soon as a worker is free"
+    again = ages.relative(job.available_at, now) if job.available_at > now else "when its turn comes"
     match job.state:
         case State.PENDING:
             return f"Has not run yet; it starts {again}."

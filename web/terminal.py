@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outbox.explain import Explanation
 from web import ages, story
-from web.models import Job, JobLine, Overview, State
-from web.overview import Level, Verdict
+from web.models import Job, JobLine, Overview, Queue, State
+from web.overview import Level, Verdict, on_whose_word
 
 if TYPE_CHECKING:
     # Importing the actors makes this process one that works jobs; whoever has something found has done so.
@@ -71,9 +72,9 @@ def show_job(job: Job) -> None:
 def show_status(overview: Overview, verdict: Verdict) -> None:
     """The verdict, and a line a queue."""
     console = _console()
-    console.print(Text(verdict.headline, style=_LEVEL_STYLES[verdict.level]))
+    console.print(_text(verdict.headline, _LEVEL_STYLES[verdict.level]))
     for reason in verdict.reasons:
-        console.print(Text(f"  {reason}"))
+        console.print(_text(f"  {reason}"))
     table = _table("queue", "running", "due", "oldest", "later", "retry", "done/h", "discarded/h", "procs")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -81,7 +82,7 @@ def show_status(overview: Overview, verdict: Verdict) -> None:
         oldest = ages.spoken(queue.oldest_s) if queue.due else "-"
         numbers = (queue.later, queue.retryable, queue.completed, queue.discarded)
         table.add_row(
-            _text(queue.name if queue.declared else f"{queue.name} (not declared)"),
+            _named(queue),
             f"{queue.running} of {queue.capacity}",
             f"{queue.due:,}",
             oldest,
@@ -95,6 +96,27 @@ def show_status(overview: Overview, verdict: Verdict) -> None:
     console.print(Text(f"events: {backlog.waiting:,} not yet turned into jobs, {backlog.poisoned:,} poisoned"))
 
 
+def show_pauses(queues: Sequence[Queue]) -> None:
+    """Each queue, whether it is paused, and on whose word."""
+    table = _table("queue", "due", "state")
+    table.columns[1].justify = "right"
+    for queue in queues:
+        state = f"paused {on_whose_word(queue.paused)}" if queue.paused else "open"
+        table.add_row(_text(queue.name), f"{queue.due:,}", _text(state, "yellow" if queue.paused else ""))
+    _console().print(table)
+
+
+def show_explanation(explanation: Explanation) -> None:
+    """The reasons, the decisive one first."""
+    for reason in explanation.reasons:
+        _console().print(Text.assemble((f"{reason.code:<18}", "bold"), _text(reason.sentence)), soft_wrap=True)
+
+
+def _named(queue: Queue) -> Text:
+    marks = [*([] if queue.declared else ["not declared"]), *(["paused"] if queue.paused else [])]
+    return _text(f"{queue.name} ({', '.join(marks)})" if marks else queue.name)
+
+
 def _facts(job: Job) -> list[tuple[str, str]]:
     facts = {
         "id": job.id,
@@ -102,6 +124,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         "attempt": _tries(job).plain,
         "crashes": job.crashes or None,
         "unique key": job.unique_key,
+        "limit key": job.limit_key,
         "event": job.event_id,
         "worker": job.worker_id,
         "cancelled by": job.cancel_requested_by,

@@ -1,6 +1,11 @@
--- Run after the insert that was refused, so it sees who was first: the id's own row, or the unfinished one of its key.
-SELECT n.id::text, q.message_id::text
-FROM unnest(%(ids)s::uuid[], %(unique_keys)s::text[]) AS n (id, unique_key)
-JOIN dramatiq.queue q
-  ON q.message_id = n.id
-  OR (q.unique_key = n.unique_key AND q.state IN ('queued', 'consumed'))
+-- Run after the insert that was refused, so it sees who was first: the id's own row, or the unfinished one of its key;
+-- null when that one has ended since.
+SELECT m.id::text, coalesce(
+    (SELECT q.message_id FROM dramatiq.queue q WHERE q.message_id = m.id),
+    (
+        SELECT q.message_id
+        FROM dramatiq.queue q
+        WHERE q.unique_key = m.unique_key AND q.state IN ('queued', 'consumed')
+    )
+)::text
+FROM jsonb_to_recordset(%(missed)s::jsonb) AS m (id uuid, unique_key text)

@@ -1,11 +1,47 @@
--- Newest first by the listing index; no arguments, they may be large or private.
-SELECT message_id::text AS id, queue_name AS queue, actor,
-       posthouse.shown_state(state, attempt, stop_cause) AS state,
-       attempt, max_attempts, crashes, event_id::text, created_at, available_at, started_at, finished_at, last_error
-FROM dramatiq.queue
-WHERE (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
-  AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
-  AND (%(actor)s::text IS NULL OR actor = %(actor)s)
-  AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
-ORDER BY created_at DESC, message_id DESC
+-- Newest first, those that wait, run and have ended each by an index of their own: a transition writes only one of them.
+-- No arguments, they may be large or private.
+WITH newest AS (
+    (
+        SELECT message_id, created_at
+        FROM dramatiq.queue
+        WHERE state = 'queued'
+          AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
+          AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+          AND (%(actor)s::text IS NULL OR actor = %(actor)s)
+          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
+        ORDER BY created_at DESC, message_id DESC
+        LIMIT %(limit)s
+    )
+    UNION ALL
+    (
+        SELECT message_id, created_at
+        FROM dramatiq.queue
+        WHERE state = 'consumed'
+          AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
+          AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+          AND (%(actor)s::text IS NULL OR actor = %(actor)s)
+          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
+        ORDER BY created_at DESC, message_id DESC
+        LIMIT %(limit)s
+    )
+    UNION ALL
+    (
+        SELECT message_id, created_at
+        FROM dramatiq.queue
+        WHERE state IN ('done', 'rejected')
+          AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
+          AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+          AND (%(actor)s::text IS NULL OR actor = %(actor)s)
+          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
+        ORDER BY created_at DESC, message_id DESC
+        LIMIT %(limit)s
+    )
+)
+SELECT q.message_id::text AS id, q.queue_name AS queue, q.actor,
+       posthouse.shown_state(q.state, q.attempt, q.stop_cause) AS state,
+       q.attempt, q.max_attempts, q.crashes, q.event_id::text, q.created_at, q.available_at, q.started_at, q.finished_at,
+       q.last_error
+FROM newest
+JOIN dramatiq.queue q USING (message_id)
+ORDER BY q.created_at DESC, q.message_id DESC
 LIMIT %(limit)s

@@ -11,7 +11,8 @@ WITH released AS (
         lease_until = NULL,
         mtime = clock_timestamp()
     FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) AS h (id, token)
-    WHERE q.message_id = h.id
+    WHERE q.message_id = ANY (%(ids)s::uuid[])
+      AND q.message_id = h.id
       AND q.lease_token = h.token
       AND q.state = 'consumed'
     RETURNING q.message_id, q.queue_name

@@ -5,7 +5,8 @@ FROM (
     SELECT r.message_id
     FROM unnest(%(ids)s::uuid[], %(tokens)s::uuid[]) AS h (id, token)
     JOIN dramatiq.queue r ON r.message_id = h.id
-    WHERE r.state = 'consumed'
+    WHERE r.message_id = ANY (%(ids)s::uuid[])
+      AND r.state = 'consumed'
       AND r.lease_token = h.token
       AND r.lease_until > clock_timestamp()
     FOR UPDATE OF r SKIP LOCKED

@@ -1,4 +1,5 @@
--- Only the row's own lease decides, looked at again in the update; whoever settles first wins. A crash stays charged.
+-- The row's own lease decides, or that its owner is known to be dead; looked at again in the update, whoever settles first
+-- wins. A crash stays charged.
 -- The first one is due at once, since mostly the process was to blame. After the second the suspects come one by one, so
 -- that those who were only beside a job that kills get through before its third.
 WITH expired AS MATERIALIZED (
@@ -7,7 +8,7 @@ WITH expired AS MATERIALIZED (
         SELECT message_id, crashes
         FROM dramatiq.queue
         WHERE state = 'consumed'
-          AND lease_until <= clock_timestamp()
+          AND (lease_until <= clock_timestamp() OR worker_id = ANY (%(dead)s::uuid[]))
         ORDER BY lease_until
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
@@ -46,12 +47,15 @@ rescued AS (
     FROM expired
     WHERE q.message_id = expired.message_id
       AND q.state = 'consumed'
-      AND q.lease_until <= clock_timestamp()
+      AND (q.lease_until <= clock_timestamp() OR q.worker_id = ANY (%(dead)s::uuid[]))
     RETURNING q.message_id, q.queue_name, q.state, q.attempt, q.worker_id, q.claimed_at
 ),
 history AS (
     INSERT INTO posthouse.attempts (job_id, attempt, worker_id, started_at, outcome, error)
-    SELECT message_id, attempt, worker_id, claimed_at, 'worker lost', 'the lease ran out without an answer'
+    SELECT message_id, attempt, worker_id, claimed_at, 'worker lost', CASE
+            WHEN worker_id = ANY (%(dead)s::uuid[]) THEN 'its process died'
+            ELSE 'the lease ran out without an answer'
+        END
     FROM rescued
 ),
 rung AS (

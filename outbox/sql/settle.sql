@@ -24,7 +24,8 @@ settled AS (
         last_error = CASE WHEN v.state = 'done' THEN NULL ELSE coalesce(v.error, q.last_error) END,
         mtime = clock_timestamp()
     FROM verdicts v
-    WHERE q.message_id = v.id
+    WHERE q.message_id = ANY (%(id)s::uuid[])
+      AND q.message_id = v.id
       AND q.lease_token = v.token
       AND q.state = 'consumed'
       AND q.lease_until > clock_timestamp()
