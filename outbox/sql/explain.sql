@@ -30,21 +30,28 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs
     FROM (
-        SELECT
-        FROM dramatiq.queue f
-        WHERE f.queue_name = q.queue_name
-          AND f.state = 'queued'
-          AND f.limit_key IS NULL
-          AND (f.priority, f.available_at, f.created_at) < (q.priority, q.available_at, q.created_at)
-          AND f.available_at <= clock.at
+        (
+            SELECT
+            FROM dramatiq.queue f
+            WHERE f.queue_name = q.queue_name
+              AND f.state = 'queued'
+              AND f.limit_key IS NULL
+              AND (f.priority, f.available_at, f.created_at) < (q.priority, q.available_at, q.created_at)
+              AND f.available_at <= clock.at
+            ORDER BY f.priority, f.available_at, f.created_at
+            LIMIT %(count_to)s
+        )
         UNION ALL
-        SELECT
-        FROM dramatiq.queue f
-        WHERE f.queue_name = q.queue_name
-          AND f.state = 'queued'
-          AND f.limit_key IS NOT NULL
-          AND (f.priority, f.available_at, f.created_at) < (q.priority, q.available_at, q.created_at)
-          AND f.available_at <= clock.at
+        (
+            SELECT
+            FROM dramatiq.queue f
+            WHERE f.queue_name = q.queue_name
+              AND f.state = 'queued'
+              AND f.limit_key IS NOT NULL
+              AND (f.priority, f.available_at, f.created_at) < (q.priority, q.available_at, q.created_at)
+              AND f.available_at <= clock.at
+            LIMIT %(count_to)s
+        )
         LIMIT %(count_to)s
     ) AS f
 ) AS ahead

@@ -5,6 +5,7 @@ WITH newest AS (
         SELECT message_id, created_at
         FROM dramatiq.queue
         WHERE state = 'queued'
+          AND (%(state)s::text IS NULL OR %(state)s IN ('pending', 'retryable'))
           AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)
@@ -17,6 +18,7 @@ WITH newest AS (
         SELECT message_id, created_at
         FROM dramatiq.queue
         WHERE state = 'consumed'
+          AND (%(state)s::text IS NULL OR %(state)s = 'running')
           AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)
@@ -29,6 +31,7 @@ WITH newest AS (
         SELECT message_id, created_at
         FROM dramatiq.queue
         WHERE state IN ('done', 'rejected')
+          AND (%(state)s::text IS NULL OR %(state)s IN ('completed', 'discarded', 'cancelled'))
           AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)

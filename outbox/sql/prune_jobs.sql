@@ -1,22 +1,23 @@
--- Ended jobs only, oldest first, each kind by its stretch of the retention index. Materialised: a plan that ran the pick
--- again for each row would pick more than the batch.
+-- Ended jobs only, oldest first, each kind by its stretch of the retention index. The states are no constants, which old
+-- statistics may know nothing of; what is locked is found by its place, which holds as long. Materialised: a plan that ran
+-- the pick again for each row would pick more than the batch.
 WITH old AS MATERIALIZED (
-    SELECT message_id
+    SELECT ctid
     FROM (
-        SELECT message_id
+        SELECT ctid
         FROM dramatiq.queue
-        WHERE state = 'done'
+        WHERE state = (SELECT 'done'::dramatiq.state)
           AND finished_at < (SELECT clock_timestamp() - %(completed_s)s * interval '1 second')
         ORDER BY finished_at
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
     ) AS completed
     UNION ALL
-    SELECT message_id
+    SELECT ctid
     FROM (
-        SELECT message_id
+        SELECT ctid
         FROM dramatiq.queue
-        WHERE state = 'rejected'
+        WHERE state = (SELECT 'rejected'::dramatiq.state)
           AND finished_at < (SELECT clock_timestamp() - %(failed_s)s * interval '1 second')
         ORDER BY finished_at
         LIMIT %(limit)s
@@ -25,6 +26,4 @@ WITH old AS MATERIALIZED (
     LIMIT %(limit)s
 )
 DELETE FROM dramatiq.queue q
-USING old
-WHERE q.message_id = old.message_id
-  AND q.state IN ('done', 'rejected')
+WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM old))

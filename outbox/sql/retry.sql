@@ -1,4 +1,5 @@
--- A person's decision: only from discarded, with fresh attempts; the history stays.
+-- A person's decision: only from discarded, with fresh attempts; the history stays. The state is cast so that only the id
+-- finds the row, whatever the statistics say of how many are rejected.
 WITH retried AS (
     UPDATE dramatiq.queue
     SET state = 'queued',
@@ -12,7 +13,7 @@ WITH retried AS (
         cancel_reason = NULL,
         mtime = clock_timestamp()
     WHERE message_id = %(id)s
-      AND state = 'rejected'
+      AND state::text = 'rejected'
       AND stop_cause IS NULL
     RETURNING message_id, queue_name
 )

@@ -1,0 +1,2 @@
+-- queue_finished has taken its place, and queue_past for dramatiq-pg's purge.
+DROP INDEX IF EXISTS dramatiq.queue_ended;
