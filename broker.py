@@ -263,6 +263,8 @@ class PostgresBroker(dramatiq_pg.PostgresBroker):
                 log.info("tick.skipped", actor=actor.actor_name)
 
     def _job(self, message: dramatiq.Message[Any], delay_ms: int | None) -> NewJob:
+        if message.queue_name not in self.settings.queues:
+            raise BadJob(f"{message.actor_name}: queue {message.queue_name!r} is not declared in QUEUES")
         actor = self.actors.get(message.actor_name)
         options = {name: value for name, value in message.options.items() if name != "duplicate_of"}
         asked = {name: options.pop(name) for name in LIMITS if name in options}

@@ -391,9 +391,10 @@ class ClaimLoop:
                 sizes = [self._size(claim) for claim in claimed if claim.queue == name]
                 lane.looked(now, found=len(sizes), asked=limit)
                 if sizes and lane.batch > 1:
-                    lane.fewest = min(sizes)
-                    # Claimed for larger batches than came: what has no thread now, beyond the stock of short jobs.
-                    surplus += self._unstocked(lane, keep=lane.stock_target)
+                    expected, lane.fewest = lane.unit, min(sizes)
+                    if expected > lane.unit:
+                        # Claimed for larger batches than came: what has no thread, beyond the stock of short jobs.
+                        surplus += self._unstocked(lane, keep=lane.stock_target)
             quiet = [lane for name in asked if (lane := self._lanes[name]).awaited and lane.quiet(now)]
         for work in started:
             self._deliver(work)

@@ -169,6 +169,12 @@ def test_a_requeue_of_a_stock_worker_that_stops_leaves_our_rows_alone(
     assert states == {state: state for state in sent}
 
 
+def test_a_message_for_a_queue_that_is_not_declared_is_refused(ours: PostgresBroker, conn: Conn) -> None:
+    with pytest.raises(BadJob, match="nowhere"):
+        ours.enqueue(message(queue="nowhere"))
+    assert jobs.listing(conn) == []
+
+
 def test_dramatiq_pg_counts_and_purges_our_table(
     stock: dramatiq_pg.PostgresBroker, conn: Conn, database_url: str
 ) -> None:

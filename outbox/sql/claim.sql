@@ -2,8 +2,7 @@
 -- none with a limit's key: a line without an id says in which queues such jobs wait (claim_limited). The ladder of
 -- priorities lets the index answer "due" for each of them, so neither a backlog nor delayed rows are scanned.
 -- Their rows are found by an array of places, which hold while they are locked: a join may be planned as a hash over
--- every queued row, and a state that is not cast as a scan of them. One random number of the caller's makes all tokens:
--- some servers open a file for each of their own.
+-- every queued row. One random number of the caller's makes all tokens: some servers open a file for each of their own.
 WITH RECURSIVE clock AS MATERIALIZED (
     SELECT clock_timestamp() AS at
 ),
@@ -69,7 +68,7 @@ claimed AS (
         claimed_at = clock_timestamp(),
         started_at = coalesce(q.started_at, clock_timestamp())
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM due))
-      AND q.state::text = 'queued'
+      AND q.state = 'queued'
     RETURNING q.message_id::text, q.lease_token::text, q.queue_name, q.actor, q.message::text, q.priority, q.attempt,
               q.max_attempts, q.snoozed_s, q.event_id::text, extract(epoch FROM q.available_at)::double precision,
               extract(epoch FROM q.created_at)::double precision

@@ -162,7 +162,7 @@ SET state = 'consumed',
     claimed_at = (SELECT at FROM clock),
     started_at = coalesce(q.started_at, (SELECT at FROM clock))
 WHERE q.message_id = ANY (ARRAY(SELECT message_id FROM taken))
-  AND q.state::text = 'queued'
+  AND q.state = 'queued'
 RETURNING q.message_id::text, q.lease_token::text, q.queue_name, q.actor, q.message::text, q.priority, q.attempt,
           q.max_attempts, q.snoozed_s, q.event_id::text, extract(epoch FROM q.available_at)::double precision,
           extract(epoch FROM q.created_at)::double precision

@@ -1,15 +1,17 @@
 -- Newest first, those that wait, run and have ended each by an index of their own: a transition writes only one of them.
--- No arguments, they may be large or private.
+-- An event's by the event. Those that wait by their columns: an index of created_at that named their state would be one
+-- for claims too, and a ruinous one. No arguments, they may be large or private.
 WITH newest AS (
     (
         SELECT message_id, created_at
         FROM dramatiq.queue
-        WHERE state = 'queued'
+        WHERE finished_at IS NULL
+          AND lease_token IS NULL
+          AND %(event_id)s::uuid IS NULL
           AND (%(state)s::text IS NULL OR %(state)s IN ('pending', 'retryable'))
           AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)
-          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
         ORDER BY created_at DESC, message_id DESC
         LIMIT %(limit)s
     )
@@ -18,11 +20,10 @@ WITH newest AS (
         SELECT message_id, created_at
         FROM dramatiq.queue
         WHERE state = 'consumed'
+          AND %(event_id)s::uuid IS NULL
           AND (%(state)s::text IS NULL OR %(state)s = 'running')
-          AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)
-          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
         ORDER BY created_at DESC, message_id DESC
         LIMIT %(limit)s
     )
@@ -31,11 +32,22 @@ WITH newest AS (
         SELECT message_id, created_at
         FROM dramatiq.queue
         WHERE state IN ('done', 'rejected')
+          AND %(event_id)s::uuid IS NULL
           AND (%(state)s::text IS NULL OR %(state)s IN ('completed', 'discarded', 'cancelled'))
           AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
           AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
           AND (%(actor)s::text IS NULL OR actor = %(actor)s)
-          AND (%(event_id)s::uuid IS NULL OR event_id = %(event_id)s::uuid)
+        ORDER BY created_at DESC, message_id DESC
+        LIMIT %(limit)s
+    )
+    UNION ALL
+    (
+        SELECT message_id, created_at
+        FROM dramatiq.queue
+        WHERE event_id = %(event_id)s::uuid
+          AND (%(state)s::text IS NULL OR posthouse.shown_state(state, attempt, stop_cause) = %(state)s)
+          AND (%(queue)s::text IS NULL OR queue_name = %(queue)s)
+          AND (%(actor)s::text IS NULL OR actor = %(actor)s)
         ORDER BY created_at DESC, message_id DESC
         LIMIT %(limit)s
     )
