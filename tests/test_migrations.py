@@ -143,7 +143,7 @@ def test_a_stock_row_on_a_queue_with_a_name_too_long_for_a_bell_does_not_stop_th
 
 def test_five_migrators_at_once_end_well(empty_url: str) -> None:
     crowd = [_migrator(empty_url) for _ in range(5)]
-    said = [process.communicate(timeout=30)[0].splitlines() for process in crowd]
+    said = [process.communicate(timeout=90)[0].splitlines() for process in crowd]
     assert [process.returncode for process in crowd] == [0] * 5
     assert sorted(lines[-1] for lines in said) == ["0"] * 4 + [str(len(WANTED))]
 
