@@ -23,7 +23,7 @@ from psycopg import sql
 
 import settings
 import testkit
-from outbox import backlog, events, jobs
+from outbox import backlog, catalogue, events, jobs
 from outbox.db import Conn
 from outbox.jobs import NewJob
 from testkit import Endless, JobFailed, Kit, NotATestDatabase
@@ -61,6 +61,8 @@ def trial(shared_url: str, folder: Path) -> Iterator[Any]:
             patch.setenv(name, value)
         settings.load.cache_clear()
         patch.setattr(dramatiq.broker, "global_broker", None)
+        # Its event type is declared again when the tests of this module are shared out twice to one process.
+        patch.setattr(catalogue, "_types", dict(catalogue._types))
         module = importlib.import_module("tests.kit_trial")
         yield module
         module.broker.database.close()
