@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 #: A stocked job waits at most about so long for its thread.
 STOCK_S = 0.05
-STOCK_PER_THREAD = 16
+STOCK_PER_THREAD = 32
+#: Where nearly all runs are shorter, threads that take turns at the interpreter get less done than a few do.
+BRIEF_S = 0.0002
+BRIEF_AT_ONCE = 2
 #: Behind jobs that take longer than those before them it is given back after so long, for whoever has a thread.
 STALLED_S = 0.5
 #: An awaited queue that has had nothing to do for QUIET_S is looked at only so often; its bell and the next due time do
@@ -41,6 +44,10 @@ class Lane(Generic[T]):
     running: int = 0
     stock: deque[T] = field(default_factory=deque)
     mean_s: float | None = None
+    runs: int = 0
+    run_s: float = 0.0
+    brief_runs: int = 0
+    brief: bool = False
     hungry: bool = True
     poll_at: float = 0.0
     busy_at: float = 0.0
@@ -65,7 +72,20 @@ class Lane(Generic[T]):
         return self.belled and now - self.busy_at > QUIET_S
 
     def measured(self, seconds: float) -> None:
-        self.mean_s = seconds if self.mean_s is None else self.mean_s + _NEWEST * (seconds - self.mean_s)
+        """A run took so long."""
+        self.runs += 1
+        self.run_s += seconds
+        self.brief_runs += seconds < BRIEF_S
+
+    def weighed(self) -> None:
+        """Take the runs since the last time into the mean, each as their average: one that waited for the
+        interpreter may have taken a hundred times as long as its neighbours."""
+        if self.runs:
+            seconds = self.run_s / self.runs
+            older = (1 - _NEWEST) ** self.runs if self.mean_s is not None else 0.0
+            self.mean_s = seconds + older * ((self.mean_s or 0.0) - seconds)
+            self.brief = self.brief_runs > 0.9 * self.runs
+            self.runs, self.run_s, self.brief_runs = 0, 0.0, 0
 
     def stalled(self, now: float) -> bool:
         """Whether the stock has waited too long for a thread; what runs takes at least so long, which is counted."""
@@ -109,6 +129,8 @@ class Lane(Generic[T]):
 
 def wanted(lanes: list[Lane[T]], total: int, now: float) -> dict[str, int]:
     """How many jobs to claim of each lane at *now*, in all at most what the process's *total* threads can take."""
+    for lane in lanes:
+        lane.weighed()
     free, stock_room = _left(lanes, total)
     stocked = any(lane.lively for lane in lanes)
     asked = {}
@@ -140,7 +162,9 @@ def _room(lane: Lane[T], free: int, stock_room: int, stocked: bool) -> int:
         return 0
     threads = min(max(lane.threads - lane.running, 0), free)
     stock = min(max(lane.stock_target - len(lane.stock), 0), stock_room)
-    room = min(lane.room, threads * lane.unit + stock)
+    # Half at a time: while one half is written and claimed, threads have the other.
+    half = max(threads * lane.unit, -(-lane.capacity // 2))
+    room = min(lane.room, threads * lane.unit + stock, half)
     waits = stocked and stock_room > 0 and not lane.stock and lane.running < lane.threads
     return max(room, 1) if waits else room
 

@@ -13,14 +13,14 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import psycopg
 import structlog
 
-from middleware.capacity import STALLED_S, Lane, next_look, wanted
+from middleware.capacity import BRIEF_AT_ONCE, STALLED_S, Lane, next_look, wanted
 from middleware.metrics import Meter
 from outbox import jobs
 from outbox.controls import Limited, claim_limited
@@ -109,7 +109,8 @@ class ClaimLoop:
         self._locked_until = 0.0
         # Written once already, in a session that broke before it answered.
         self._unanswered: set[str] = set()
-        self._busy = 0
+        # What threads have in hand.
+        self._works: set[Work] = set()
         self._conn: Conn | None = None
         self._bells: Bells | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -128,7 +129,7 @@ class ClaimLoop:
         with self._lock:
             lane = work.lane
             lane.running -= 1
-            self._busy -= 1
+            self._works.remove(work)
             seconds = (now - work.began) / len(work.held)
             lane.measured(seconds)
             for held, settlement in zip(work.held, settlements, strict=True):
@@ -144,7 +145,8 @@ class ClaimLoop:
                 self._ended.append(settlement)
             upcoming = self._next(now)
             first = len(self._ended) <= len(work.held)
-        if first or upcoming is None:
+            ask = self._asleep and lane.hungry and lane.worth_asking
+        if first or ask or upcoming is None:
             self._wake()
         return upcoming
 
@@ -190,7 +192,7 @@ class ClaimLoop:
     @property
     def busy(self) -> int:
         """How many worker threads have something in hand."""
-        return self._busy
+        return len(self._works)
 
     @property
     def unsettled(self) -> int:
@@ -204,12 +206,13 @@ class ClaimLoop:
             with suppress(BlockingIOError):
                 os.write(self._wake_write, b"x")
 
-    def _next(self, now: float) -> Work | None:
-        """Under the lock: work for one more thread, of the lane that was served longest ago."""
+    def _next(self, now: float, spared: Collection[str] = ()) -> Work | None:
+        """Under the lock: work for one more thread, of the lane that was served longest ago; none of *spared*."""
         chosen: Lane[Held] | None = None
-        if self._claiming and self._busy < self._threads:
+        if self._claiming and len(self._works) < self._threads:
             for lane in self._lanes.values():
-                if lane.stock and lane.running < lane.threads and (not chosen or lane.started_at < chosen.started_at):
+                can = lane.stock and lane.running < lane.threads and lane.name not in spared
+                if can and (not chosen or lane.started_at < chosen.started_at):
                     chosen = lane
         if chosen is None:
             return None
@@ -218,8 +221,22 @@ class ClaimLoop:
             each.began = now
         chosen.started_at = now
         chosen.running += 1
-        self._busy += 1
-        return Work(chosen, held, now)
+        self._works.add(work := Work(chosen, held, now))
+        return work
+
+    def _starting(self, now: float) -> list[Work]:
+        """Under the lock: work for sleeping threads, all of them but where the jobs are too brief to be worth it."""
+        started = []
+        spared = {lane.name for lane in self._lanes.values() if lane.stock and lane.brief and self._brisk(lane, now)}
+        while work := self._next(now, spared):
+            started.append(work)
+            if work.lane.brief and self._brisk(work.lane, now):
+                spared.add(work.lane.name)
+        return started
+
+    def _brisk(self, lane: Lane[Held], now: float) -> bool:
+        """Under the lock: whether as many threads of *lane* as brief jobs need have taken theirs a moment ago."""
+        return sum(work.lane is lane and work.began > now - LINGER_S for work in self._works) >= BRIEF_AT_ONCE
 
     def _taken(self, stock: deque[Held]) -> list[Held]:
         first = stock.popleft()
@@ -303,6 +320,7 @@ class ClaimLoop:
         self._asleep = True
         now = time.monotonic()
         bells.probe(now)
+        self._rally(now)
         seconds = self._linger_s(now)
         if seconds <= 0:
             self._asleep = False
@@ -317,6 +335,12 @@ class ClaimLoop:
             seconds = self._until_next()
         self._sleep(bells, min(seconds, TURN_S))
         self._hear(bells.take())
+
+    def _rally(self, now: float) -> None:
+        with self._lock:
+            started = self._starting(now)
+        for work in started:
+            self._deliver(work)
 
     def _linger_s(self, now: float) -> float:
         """Under load outcomes gather, so that many share a statement; not while a thread has nothing to do."""
@@ -348,15 +372,20 @@ class ClaimLoop:
             self._settle_singly(conn, batch)
             batch = []
             turn = jobs.settle_and_claim(conn, [], plain, worker_id=self._worker_id, lease_s=self._lease_s)
-        self._settled(batch, turn.settled)
+        again_in_s = self._settled(batch, turn.settled)
         if not asked:
+            self._look_again(again_in_s)
             return []
         limited = self._limited(conn, asked, plain, turn)
         claims = turn.claims + limited.claims
         self._took(conn, asked, claims)
-        for name, seconds in limited.again_in_s.items():
-            self._lanes[name].again_in(seconds, time.monotonic())
+        self._look_again(again_in_s)
+        self._look_again(limited.again_in_s)
         return claims
+
+    def _look_again(self, in_s: Mapping[str, float]) -> None:
+        for name, seconds in in_s.items():
+            self._lanes[name].again_in(seconds, time.monotonic())
 
     def _limited(self, conn: Conn, asked: dict[str, int], plain: dict[str, int], turn: Turn) -> Limited:
         """Claim what is still asked for of the queues in which jobs with a limit's key wait."""
@@ -379,13 +408,12 @@ class ClaimLoop:
 
     def _took(self, conn: Conn, asked: dict[str, int], claimed: list[Claim]) -> None:
         now = time.monotonic()
-        started, surplus = list[Work](), list[Held]()
+        surplus = list[Held]()
         with self._lock:
             for claim in claimed:
                 held = self._held[claim.token] = Held(claim)
                 self._lanes[claim.queue].stock.append(held)
-            while work := self._next(now):
-                started.append(work)
+            started = self._starting(now)
             for name, limit in asked.items():
                 lane = self._lanes[name]
                 sizes = [self._size(claim) for claim in claimed if claim.queue == name]
@@ -431,7 +459,7 @@ class ClaimLoop:
             while waiting:
                 self.ticked_at = time.monotonic()
                 try:
-                    self._settled([waiting[0]], self._settle_one(conn, waiting[0]))
+                    self._look_again(self._settled([waiting[0]], self._settle_one(conn, waiting[0])))
                 except psycopg.errors.LockNotAvailable:
                     # Somebody has this row open, in psql say: later, and its neighbours now.
                     locked.append(waiting[0])
@@ -473,13 +501,18 @@ class ClaimLoop:
             log.error("settle.refused", job_id=settlement.id, error=type(error).__name__, final=True)
             return set()
 
-    def _settled(self, batch: Sequence[Settlement], written: set[str]) -> None:
+    def _settled(self, batch: Sequence[Settlement], written: set[str]) -> dict[str, float]:
+        """Count and forget them; by queue, in how many seconds the first of those that were put back is due."""
+        again_in_s = dict[str, float]()
         if not batch:
-            return
+            return again_in_s
         with self._lock:
             ends, self._ends = self._ends, {}
             for settlement in batch:
-                self._held.pop(settlement.token, None)
+                held = self._held.pop(settlement.token, None)
+                if held is not None and settlement.state == "queued":
+                    queue = held.claim.queue
+                    again_in_s[queue] = min(again_in_s.get(queue, settlement.delay_s), settlement.delay_s)
             for lane in self._lanes.values():
                 # A place of some key may be free.
                 lane.hungry |= lane.keyed
@@ -487,7 +520,7 @@ class ClaimLoop:
         self._meter.attempted(ends)
         if len(written) == len(batch):
             self._unanswered.clear()
-            return
+            return again_in_s
         for settlement in batch:
             if settlement.id in written:
                 continue
@@ -497,6 +530,7 @@ class ClaimLoop:
                 log.warning("settle.refused", job_id=settlement.id, error="lease lost")
                 self._meter.lease_lost.inc()
             self._unanswered.discard(settlement.token)
+        return again_in_s
 
     def _until_next(self) -> float:
         with self._lock:
@@ -506,8 +540,9 @@ class ClaimLoop:
             seconds = next_look(list(self._lanes.values()), self._threads, now) if self._claiming else 1.0
             if self._locked:
                 seconds = min(seconds, max(0.0, self._locked_until - now))
-            # What waits behind long jobs is given back in time.
-            return min(seconds, STALLED_S) if any(lane.stock for lane in self._lanes.values()) else seconds
+            stocked = [lane for lane in self._lanes.values() if lane.stock]
+            # What waits behind long jobs is given back in time, or gets the threads that were spared.
+            return min([seconds, *(LINGER_S if lane.brief else STALLED_S for lane in stocked)])
 
     def _sleep(self, bells: Bells | None, seconds: float) -> None:
         self._asleep = True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -47,6 +51,8 @@ _SOCKET = {
 
 #: So long after the database is back the pool has a connection at the latest.
 RECONNECT_S = 3.0
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 _mark = threading.local()
 
@@ -134,9 +140,16 @@ def connect(url: str, *, name: str, session: Mapping[str, str] = MappingProxyTyp
 
 
 class _Session(psycopg.Connection[Row]):
-    """A connection that knows what each of its transactions has to begin with: nothing where a session is its own."""
+    """A connection that knows what each of its transactions has to begin with: nothing where a session is its own.
+
+    *prepared*: by statement, the name that `at_once` gave it and its parameters in their order.
+    """
 
     brought: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.prepared: dict[str, tuple[bytes, list[str]]] = {}
 
 
 class _Brief(psycopg.Cursor[Row]):
@@ -228,21 +241,36 @@ def rows(conn: AnyConnection, statement: str, parameters: Mapping[str, Any]) -> 
     return [tuple(row.values() if isinstance(row, Mapping) else row) for row in found]
 
 
-def _forget_prepared(conn: Conn) -> None:
-    conn.execute(sql(__file__, "forget_prepared"))
+def at_once(conn: Conn, statement: str, parameters: Mapping[str, str]) -> list[tuple[Any, ...]]:
+    """As `rows`, prepared, and waited for in one piece: psycopg's own waits come back to Python for each packet, and
+    there they line up behind every busy thread of the process. *parameters* are texts; the statement casts them.
+
+    Only `sever` ends it before the server does.
+    """
+    if not isinstance(conn, _Session) or conn.prepare_threshold is None:
+        return rows(conn, statement, parameters)
+    if statement not in conn.prepared:
+        conn.prepared[statement] = _prepare(conn, f"posthouse_{len(conn.prepared)}", statement)
+    name, names = conn.prepared[statement]
+    result = conn.pgconn.exec_prepared(name, [parameters[each].encode() for each in names], result_format=1)
+    if result.status != ExecStatus.TUPLES_OK:
+        raise _error(conn, result)
+    reader = Transformer(conn)
+    reader.set_pgresult(result)
+    return reader.load_rows(0, result.ntuples, tuple)
 
 
-def together(conn: Conn, statements: Sequence[tuple[str, Mapping[str, Any]]]) -> list[list[tuple[Any, ...]]]:
-    """Run *statements* in one round trip and one transaction; the rows of each as tuples. All of them, or none."""
-    if len(statements) == 1:
-        return [rows(conn, *statements[0])]
-    cursors = []
-    try:
-        with _brought_along(conn), conn.pipeline():
-            for statement, parameters in statements:
-                cursors.append(conn.cursor(row_factory=tuple_row).execute(statement, parameters))
-    except psycopg.Error:
-        if not conn.closed and conn.prepare_threshold is not None:
-            _forget_prepared(conn)
-        raise
-    return [cursor.fetchall() for cursor in cursors]
+def _prepare(conn: Conn, name: str, statement: str) -> tuple[bytes, list[str]]:
+    names = list(dict.fromkeys(_PARAMETER.findall(statement)))
+    numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    result = conn.pgconn.prepare(name.encode(), numbered.encode())
+    if result.status != ExecStatus.COMMAND_OK:
+        raise _error(conn, result)
+    return name.encode(), names
+
+
+def _error(conn: Conn, result: PGresult) -> psycopg.Error:
+    # Of a session that broke the server could not say so: libpq does, without a code.
+    if conn.closed:
+        return psycopg.OperationalError(result.get_error_message())
+    return error_from_result(result, conn.info.encoding)

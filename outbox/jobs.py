@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+from uuid import UUID
 
 from psycopg.errors import UniqueViolation
 
-from outbox.db import Conn, configure, rows, sql, together
+from outbox.db import Conn, at_once, configure, rows, sql
 from outbox.enqueue import Enqueued as Enqueued
 from outbox.enqueue import enqueue as enqueue
 from outbox.enqueue import enqueue_many as enqueue_many
@@ -117,6 +118,11 @@ class Renewal:
     cancel_requested: bool
 
 
+#: Who claims nothing.
+_NOBODY = str(UUID(int=0))
+_VERDICT = tuple(Settlement.__dataclass_fields__)
+
+
 def channel(queue: str) -> str:
     return f"posthouse_q_{queue}"
 
@@ -138,32 +144,28 @@ def claim(conn: Conn, wanted: dict[str, int], *, worker_id: str, lease_s: float)
 
 def settle(conn: Conn, settlements: Sequence[Settlement]) -> set[str]:
     """Write how attempts ended; the ids written. What is missing was no longer ours."""
-    return settle_and_claim(conn, settlements, {}, worker_id="", lease_s=0).settled
+    return settle_and_claim(conn, settlements, {}, worker_id=_NOBODY, lease_s=0).settled
 
 
 def settle_and_claim(
     conn: Conn, settlements: Sequence[Settlement], wanted: dict[str, int], *, worker_id: str, lease_s: float
 ) -> Turn:
-    """`settle` and `claim` in one round trip and one commit: both, or an exception and neither."""
+    """`settle` and `claim` in one statement and one commit: both, or an exception and neither."""
     plain = [each for each in settlements if each.plain]
     told = [each for each in settlements if not each.plain]
-    statements: list[tuple[str, dict[str, Any]]] = []
-    if plain:
-        statements.append(("settle_completed", _array_texts(plain)))
-    if told:
-        columns = {name: [getattr(each, name) for each in told] for name in Settlement.__dataclass_fields__}
-        # One type a list: the driver refuses whole numbers among others.
-        columns |= {name: list(map(float, columns[name])) for name in ("delay_s", "snoozed_s")}
-        statements.append(("settle", columns))
-    if wanted:
-        given = {"queues": list(wanted), "limits": list(wanted.values()), "worker_id": worker_id, "lease_s": lease_s}
-        statements.append(("claim", {**given, "random": os.urandom(16).hex()}))
-    answers = together(conn, [(sql(__file__, name), given) for name, given in statements])
-    found = answers.pop() if wanted else []
-    claims = [Claim(*row) for row in found if row[0] is not None]
+    given = {
+        **_array_texts(plain),
+        "verdicts": json.dumps([{name: getattr(each, name) for name in _VERDICT} for each in told]),
+        "wanted": json.dumps(wanted),
+        "worker_id": worker_id,
+        "lease_s": str(lease_s),
+        "random": os.urandom(16).hex(),
+    }
+    found = at_once(conn, sql(__file__, "settle_and_claim"), given)
+    claims = [Claim(*row) for row in found if row[1] is not None]
     claims.sort(key=in_order)
     return Turn(
-        settled={row[0] for answer in answers for row in answer},
+        settled={row[0] for row in found if row[1] is None and row[0] is not None},
         claims=claims,
         keyed={row[2] for row in found if row[0] is None},
     )

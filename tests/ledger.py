@@ -10,6 +10,16 @@ from outbox.db import Conn
 from outbox.jobs import Claim, NewJob, Settlement
 
 WORKER = str(uuid.uuid4())
+#: What the statement `settle_and_claim` is given to claim four of one queue.
+CLAIMING = {
+    "ids": "{}",
+    "tokens": "{}",
+    "verdicts": "[]",
+    "wanted": '{"q": 4}',
+    "worker_id": WORKER,
+    "random": "r",
+    "lease_s": "9",
+}
 
 
 def new(**given: Any) -> NewJob:
@@ -75,3 +85,16 @@ def in_state(conn: Conn, state: str) -> str:
         settle(conn, held, {"completed": "done", "discarded": "rejected"}.get(state, "queued"), delay_s=9)
     assert shown(conn, job_id)["state"] == state
     return job_id
+
+
+def plan_of_a_claim(conn: Conn) -> dict[str, Any]:
+    """The server's plan for four more, made once for every claim as it is for a worker's; it is carried out."""
+    claim(conn, 0)
+    (made,) = conn.execute(
+        "SELECT name FROM pg_prepared_statements WHERE statement LIKE %s", ["%claimed AS (%UPDATE dramatiq.queue q%"]
+    ).fetchall()
+    given = ", ".join(f"'{text}'" for text in CLAIMING.values())
+    explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {made['name']} ({given})"
+    (found,) = conn.execute(explain.encode()).fetchall()
+    plan: dict[str, Any] = found["QUERY PLAN"][0]["Plan"]
+    return plan

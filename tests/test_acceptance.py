@@ -23,11 +23,11 @@ from middleware.capacity import STALLED_S, Lane
 from middleware.consumer import ClaimLoop, Held, Work
 from middleware.metrics import meter
 from outbox import jobs
-from outbox.db import Conn, connect, sql
+from outbox.db import Conn, connect
 from outbox.jobs import Claim, NewJob, Settlement
 from outbox.migrations import migrate, steps
 from tests import emptied
-from tests.ledger import WORKER, claim, new, row, settle, shown
+from tests.ledger import claim, new, plan_of_a_claim, row, settle, shown
 from tests.proxies import Session, proxy
 
 shared_url, database_url = emptied.shared_url, emptied.database_url
@@ -318,10 +318,7 @@ def test_what_a_long_transaction_costs_the_claims_ends_with_it(conn: Conn, datab
             assert len(jobs.settle(conn, [Settlement(job.id, job.token, "done") for job in held])) == 100
 
     def blocks() -> int:
-        given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9, "random": "r"}
-        explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql(jobs.__file__, "claim")
-        (found,) = conn.execute(explain.encode(), given).fetchall()
-        plan = found["QUERY PLAN"][0]["Plan"]
+        plan = plan_of_a_claim(conn)
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
     before = blocks()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware.capacity import Lane, next_look, wanted
+from middleware.capacity import BRIEF_S, Lane, next_look, wanted
 
 
 def lane(name: str = "q", threads: int = 4, **known: Any) -> Lane[int]:
@@ -22,8 +22,8 @@ def lane(name: str = "q", threads: int = 4, **known: Any) -> Lane[int]:
         (4, 0.3, 0),
         (4, 0.05, 4),
         (4, 0.01, 20),
-        (4, 0.000001, 64),
-        (1, 0.0, 16),
+        (4, 0.000001, 128),
+        (1, 0.0, 32),
     ],
 )
 def test_the_stock_is_what_the_threads_finish_in_fifty_milliseconds(
@@ -49,8 +49,8 @@ def test_a_full_process_looks_again_in_a_second_unless_a_job_ends() -> None:
 
 
 def test_a_stock_that_is_not_worth_topping_up_is_no_reason_to_look() -> None:
-    stocked = lane(threads=1, mean_s=0.001, running=1, stock=deque(range(13)))
-    assert stocked.room == 3
+    stocked = lane(threads=1, mean_s=0.001, running=1, stock=deque(range(18)))
+    assert stocked.room == 14
     assert next_look([stocked], 1, now=5) == 1
 
 
@@ -79,16 +79,45 @@ def test_a_queue_that_had_nothing_is_asked_again_at_its_poll() -> None:
 
 def test_claims_come_in_batches_once_jobs_are_short() -> None:
     short = lane(mean_s=0.001, running=4)
-    short.stock.extend(range(60))
+    short.stock.extend(range(70))
     assert wanted([short], total=4, now=0) == {}
     for _ in range(30):
         short.stock.popleft()
-    assert wanted([short], total=4, now=0) == {"q": 34}
+    assert wanted([short], total=4, now=0) == {"q": 66}
+
+
+def test_a_claim_is_for_half_of_the_stock_so_that_threads_have_the_other_half_meanwhile() -> None:
+    short = lane(mean_s=0.001)
+    assert (short.capacity, wanted([short], total=4, now=0)) == (132, {"q": 66})
+    short.stock.extend(range(62))
+    short.running = 4
+    assert wanted([short], total=4, now=0) == {"q": 66}
+    batched = lane(batch=100)
+    assert wanted([batched], total=4, now=0) == {"q": 400}
+
+
+@pytest.mark.parametrize(("brief", "longer", "is_brief"), [(20, 0, True), (19, 1, True), (18, 2, False), (0, 3, False)])
+def test_a_queue_is_brief_while_nearly_all_of_its_last_runs_were(brief: int, longer: int, is_brief: bool) -> None:
+    short = lane()
+    for seconds in [BRIEF_S / 2] * brief + [BRIEF_S * 2] * longer:
+        short.measured(seconds)
+    short.weighed()
+    assert short.brief is is_brief
+
+
+def test_runs_are_weighed_together_so_that_one_that_waited_for_the_interpreter_does_not_end_the_stock() -> None:
+    short = lane()
+    for _ in range(3):
+        for seconds in [0.0001] * 60 + [0.01] + [0.0001] * 60:
+            short.measured(seconds)
+        short.weighed()
+    assert short.mean_s == pytest.approx((120 * 0.0001 + 0.01) / 121)
 
 
 def test_one_slow_job_ends_the_stock() -> None:
     measured = lane(mean_s=0.001)
     measured.measured(30)
+    measured.weighed()
     assert measured.stock_target == 0
 
 

@@ -21,7 +21,7 @@ from outbox.controls import BadPause, claim_limited
 from outbox.db import Conn, connect, sql
 from outbox.jobs import Claim, NewJob, Settlement
 from outbox.listener import Bells
-from tests import emptied
+from tests import emptied, ledger
 
 shared_url, database_url = emptied.shared_url, emptied.database_url
 
@@ -513,7 +513,7 @@ def test_a_hundred_thousand_jobs_of_a_full_key_slow_nobody(conn: Conn) -> None:
     told: dict[str, dict[str, Any]] = {
         "lock_keys": looking,
         "claim_limited": {**keyed, **claiming},
-        "claim": claiming,
+        "settle_and_claim": ledger.CLAIMING,
     }
     for name, given in told.items():
         read, blocks = reads(conn, sql(controls.__file__, name), given)

@@ -12,10 +12,25 @@ from typing import Any
 import pytest
 
 from outbox import jobs
-from outbox.db import Conn, connect, sql
+from outbox.db import Conn, connect
 from outbox.jobs import Claim, RetryRefused, Settlement
 from tests import emptied
-from tests.ledger import WORKER, add, claim, claimed, count, expire, fail, in_state, lose, new, row, settle, shown
+from tests.ledger import (
+    WORKER,
+    add,
+    claim,
+    claimed,
+    count,
+    expire,
+    fail,
+    in_state,
+    lose,
+    new,
+    plan_of_a_claim,
+    row,
+    settle,
+    shown,
+)
 
 shared_url, database_url = emptied.shared_url, emptied.database_url
 
@@ -101,10 +116,7 @@ def test_a_claim_reads_few_rows_among_many_that_are_not_for_it(conn: Conn) -> No
     jobs.enqueue_many(conn, [new(priority=number % 2) for number in range(10)])
     conn.execute("ANALYZE dramatiq.queue")
     jobs.tune(conn)
-    given = {"queues": ["q"], "limits": [4], "worker_id": WORKER, "lease_s": 9, "random": "r"}
-    explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql(jobs.__file__, "claim")
-    (found,) = conn.execute(explain.encode(), given).fetchall()
-    plan = found["QUERY PLAN"][0]["Plan"]
+    plan = plan_of_a_claim(conn)
     nodes = list(_nodes(plan))
     scans = [node for node in nodes if node.get("Relation Name") == "queue"]
     assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"}
@@ -117,15 +129,8 @@ def test_a_claim_does_not_read_the_backlog_behind_it(conn: Conn) -> None:
     jobs.enqueue_many(conn, [new() for _ in range(40_000)])
     conn.execute("ANALYZE dramatiq.queue")
     jobs.tune(conn)
-    conn.prepare_threshold = 0
     assert len(claim(conn, 4)) == 4
-    # The plan made once for every limit, which EXPLAIN of the statement itself would not show.
-    (plan,) = conn.execute(
-        "SELECT name FROM pg_prepared_statements WHERE statement LIKE %s", ["%UPDATE dramatiq.queue q%"]
-    ).fetchall()
-    explain = f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {plan['name']} ('{{q}}', '{{4}}', '{WORKER}', 'r', 9)"
-    (found,) = conn.execute(explain.encode()).fetchall()
-    scans = [node for node in _nodes(found["QUERY PLAN"][0]["Plan"]) if node.get("Relation Name") == "queue"]
+    scans = [node for node in _nodes(plan_of_a_claim(conn)) if node.get("Relation Name") == "queue"]
     assert max(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 4
 
 

@@ -241,17 +241,18 @@ class Ledger(RuleBasedStateMachine):
     @rule(worker=WORKERS, picks=PICKS, verdicts=st.lists(VERDICTS, min_size=5, max_size=5), wanted=WANTED)
     def settle_and_claim(self, worker: int, picks: list[int], verdicts: list[str], wanted: dict[str, int]) -> None:
         ends = list(zip(self._picked(picks), verdicts, strict=False))
+        # The claim sees what waited before: what is put back now is the next one's.
+        expected = self._plain(wanted)
+        waiting = {job.queue for job in self.jobs.values() if job.state == "queued" and job.key}
         settlements, written = self._settled(ends)
-        expected = self._plain(wanted, freed=written)
         turn = jobs.settle_and_claim(self.conn, settlements, wanted, worker_id=self.workers[worker], lease_s=LEASE_S)
         assert turn.settled == written
-        waiting = {job.queue for job in self.jobs.values() if job.state == "queued" and job.key}
         assert turn.keyed == {queue for queue in wanted if queue in waiting and not self._is_paused(queue)}
         self._took(worker, expected, turn.claims)
 
-    def _plain(self, wanted: dict[str, int], freed: Iterable[str] = ()) -> list[Job]:
-        """What a claim without keys takes; rows just *freed* come after all others of their priority."""
-        waiting = self._waiting(set(freed))
+    def _plain(self, wanted: dict[str, int]) -> list[Job]:
+        """What a claim without keys takes."""
+        waiting = self._waiting()
         return [
             job
             for queue, count in wanted.items()
@@ -263,7 +264,7 @@ class Ledger(RuleBasedStateMachine):
         taken: list[Job] = []
         running = Counter(job.key for job in self.jobs.values() if job.state == "consumed" and job.lease > self.now)
         started = Counter[str]()
-        for job in self._waiting(set()):
+        for job in self._waiting():
             if job.queue != queue or len(taken) == count:
                 continue
             if job.key is not None:
@@ -277,10 +278,10 @@ class Ledger(RuleBasedStateMachine):
             taken.append(job)
         return taken
 
-    def _waiting(self, freed: set[str]) -> list[Job]:
+    def _waiting(self) -> list[Job]:
         """The due jobs in claim order, by the times that the table has."""
         times = self._all("SELECT message_id::text AS id, available_at, created_at FROM dramatiq.queue")
-        at = {row["id"]: (row["id"] in freed, row["available_at"], row["created_at"]) for row in times}
+        at = {row["id"]: (row["available_at"], row["created_at"]) for row in times}
         due = [
             job
             for job in self.jobs.values()

@@ -314,6 +314,18 @@ def test_two_hundred_short_jobs_run_once_each_in_order_of_priority(busy: Busy) -
 HASTY = {"LEASE_S": "1", "CONTROL_INTERVAL_S": "0.3", "RESCUE_INTERVAL_S": "0.3"}
 
 
+def test_a_long_job_among_brief_ones_holds_up_none_of_them(busy: Busy) -> None:
+    brief = [NewJob(queue="quick", actor="trial.brief") for _ in range(1_000)]
+    long = [NewJob(queue="quick", actor="trial.brief", args=(5,)) for _ in range(3)]
+    with busy.conn.transaction():
+        jobs.enqueue_many(busy.conn, [*brief[:600], *long, *brief[600:]])
+    until(lambda: all(state(busy.conn, job.id) == "running" for job in long))
+    for job in brief:
+        assert ended(busy.conn, job.id)["state"] == "completed"
+    assert {state(busy.conn, job.id) for job in long} == {"running"}
+    assert {ended(busy.conn, job.id)["state"] for job in long} == {"completed"}
+
+
 def test_the_job_of_a_killed_worker_runs_again_beside_it_and_completes_once(hired: Crew, conn: Conn) -> None:
     pair = hired.start_all(["quick"], ["quick"])
     job_id = add(conn, "run", "killed", 1.5)

@@ -39,6 +39,13 @@ def run(name: str, seconds: float = 0) -> None:
     note(name, "end")
 
 
+@actor(name="trial.brief", queue="quick")
+def brief(seconds: float = 0) -> None:
+    """Does nothing at all, unless it is told to wait."""
+    if seconds:
+        time.sleep(seconds)
+
+
 @actor(name="trial.linger", queue="quick", backoff=Backoff(first_s=0))
 def linger(name: str, seconds: float) -> None:
     """Takes its time, but only the first time."""
