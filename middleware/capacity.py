@@ -117,6 +117,12 @@ class Lane(Generic[T]):
         return self.threads * self.unit + self.stock_target
 
     @property
+    def share(self) -> int:
+        """The most that one claim takes: half of what is short, so that threads have the other half meanwhile."""
+        short = self.mean_s is not None and self.mean_s * self.unit <= STOCK_S
+        return max(1, self.capacity // (2 * self.unit)) * self.unit if short else self.capacity
+
+    @property
     def room(self) -> int:
         return max(0, self.capacity - self.running * self.unit - len(self.stock))
 
@@ -162,9 +168,7 @@ def _room(lane: Lane[T], free: int, stock_room: int, stocked: bool) -> int:
         return 0
     threads = min(max(lane.threads - lane.running, 0), free)
     stock = min(max(lane.stock_target - len(lane.stock), 0), stock_room)
-    # Half at a time: while one half is written and claimed, threads have the other.
-    half = max(threads * lane.unit, -(-lane.capacity // 2))
-    room = min(lane.room, threads * lane.unit + stock, half)
+    room = min(lane.room, threads * lane.unit + stock, lane.share)
     waits = stocked and stock_room > 0 and not lane.stock and lane.running < lane.threads
     return max(room, 1) if waits else room
 
@@ -174,4 +178,6 @@ def _left(lanes: list[Lane[T]], total: int) -> tuple[int, int]:
     target = max((lane.stock_target for lane in lanes), default=0)
     stock_room = target - sum(len(lane.stock) for lane in lanes)
     free = total - sum(lane.running for lane in lanes)
-    return max(0, free + min(0, stock_room)), max(0, stock_room + min(0, free))
+    # What is beyond it waits for threads that are free: in batches, where jobs come in such.
+    unit = max((lane.unit for lane in lanes if lane.stock), default=1)
+    return max(0, free + min(0, stock_room) // unit), max(0, stock_room + min(0, free))

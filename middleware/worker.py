@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ EXIT_PANIC = 1
 EXIT_CUT = 75
 #: The signal may come twice, to the group and forwarded by the master: within so long it is one and the same.
 SAME_SIGNAL_S = 1.0
+
+
+#: A thread that computes lets the next one at the interpreter after so long: the claim loop and the renewals are among
+#: those that wait, and Python's own 5 ms are as long as a claim.
+SWITCH_S = 0.001
 
 
 @dataclass
@@ -128,6 +134,7 @@ class WorkerProcess:
             self._take_over(signal.SIGHUP)
         self.lifecycle.on_panic = lambda name: os.kill(os.getpid(), signal.SIGTERM)
         self.control.sign_on()
+        sys.setswitchinterval(SWITCH_S)
         self.lifecycle.spawn("control", self.control.run)
         self.lifecycle.spawn("watch", self.control.watch)
         self.lifecycle.spawn("relay", self.relay.run)
