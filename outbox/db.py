@@ -12,12 +12,12 @@ from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeGuard
 
 import psycopg
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
@@ -211,6 +211,32 @@ def transaction(conn: Conn) -> Iterator[Conn]:
         _mark.depth -= 1
 
 
+def can_retract(conn: AnyConnection) -> TypeGuard[psycopg.Connection[Any]]:
+    """Whether `retractable` knows how: of other drivers, and in a pipeline, it does not know what the caller began."""
+    return isinstance(conn, psycopg.Connection) and not _in_pipeline(conn)
+
+
+def _in_pipeline(conn: AnyConnection) -> bool:
+    return isinstance(conn, psycopg.Connection) and conn.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+@contextmanager
+def retractable(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """What fails inside leaves no trace in the caller's transaction, which goes on; nothing is committed."""
+    if conn.autocommit and conn.info.transaction_status is TransactionStatus.IDLE:
+        yield
+        return
+    conn.execute("SAVEPOINT posthouse")
+    try:
+        yield
+    except psycopg.Error:
+        conn.execute("ROLLBACK TO SAVEPOINT posthouse")
+        raise
+    finally:
+        if conn.info.transaction_status is TransactionStatus.INTRANS:
+            conn.execute("RELEASE SAVEPOINT posthouse")
+
+
 def limit_statements(conn: Conn, seconds: float) -> None:
     """End each statement of *conn*'s transaction after *seconds*, with psycopg.errors.QueryCanceled."""
     conn.execute(sql(__file__, "limit_statements"), {"limit_ms": str(max(1, int(seconds * 1_000)))})
@@ -237,7 +263,7 @@ def rows(conn: AnyConnection, statement: str, parameters: Mapping[str, Any]) -> 
     cursor = conn.cursor(row_factory=tuple_row) if isinstance(conn, psycopg.Connection) else conn.cursor()
     with closing(cursor):
         cursor.execute(statement, parameters)
-        found = cursor.fetchall() if cursor.description else []
+        found = cursor.fetchall() if cursor.description or _in_pipeline(conn) else []
     return [tuple(row.values() if isinstance(row, Mapping) else row) for row in found]
 
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -99,6 +99,35 @@ def test_ten_thousand_jobs_go_in_at_once_and_again_without_a_change(conn: Conn) 
 
 LIMITS = ("limit_key", "limit_running", "rate_per_s", "rate_burst")
 COLUMNS = ("priority", "max_attempts", "unique_key", "event_id", *LIMITS)
+
+
+def test_many_with_one_that_is_there_already_leave_the_callers_transaction_as_it_was(
+    application: Any, conn: Conn
+) -> None:
+    first, many = new(), [new() for _ in range(enqueue.MANY)]
+    jobs.enqueue(conn, many[7])
+    jobs.enqueue(application, first)
+    told = jobs.enqueue_many(application, many)
+    assert [answer.id for answer in told if not answer.inserted] == [many[7].id]
+    assert count(conn) == 1
+    application.commit()
+    assert count(conn) == 1 + len(many)
+    assert row(conn, first.id)["state"] == "queued"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_many_are_one_statement_or_nothing_where_each_statement_is_a_transaction(conn: Conn, begun: bool) -> None:
+    many = [new() for _ in range(enqueue.MANY)]
+    with conn.transaction() if begun else nullcontext():
+        assert all(answer.inserted for answer in jobs.enqueue_many(conn, many))
+        assert [answer.inserted for answer in jobs.enqueue_many(conn, [*many[1:], new()])].count(True) == 1
+    assert count(conn) == len(many) + 1
+
+
+def test_many_in_a_pipeline_go_in_too(conn: Conn) -> None:
+    with conn.pipeline():
+        assert all(answer.inserted for answer in jobs.enqueue_many(conn, [new() for _ in range(enqueue.MANY)]))
+    assert count(conn) == enqueue.MANY
 
 
 def test_what_a_job_says_is_in_its_columns_alone_or_among_others(application: Any, conn: Conn) -> None:
