@@ -319,6 +319,7 @@ class ClaimLoop:
         # Asleep before it looks: whoever hands something in meanwhile wakes it.
         self._asleep = True
         now = time.monotonic()
+        self._hear(bells.take())
         bells.probe(now)
         self._rally(now)
         seconds = self._linger_s(now)
@@ -334,7 +335,6 @@ class ClaimLoop:
             self._asleep = True
             seconds = self._until_next()
         self._sleep(bells, min(seconds, TURN_S))
-        self._hear(bells.take())
 
     def _rally(self, now: float) -> None:
         with self._lock:

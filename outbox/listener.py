@@ -66,13 +66,18 @@ class Bells:
     def take(self) -> set[str]:
         """The channels that have rung since the last look; drains the socket, never waits. Raises OperationalError."""
         self._conn.pgconn.consume_input()
-        while (notice := self._conn.pgconn.notifies()) is not None:
-            self._heard(notice.relname.decode())
+        self._collect()
         rung, self._rung = self._rung, set()
         return rung
 
+    def _collect(self) -> None:
+        while (notice := self._conn.pgconn.notifies()) is not None:
+            self._heard(notice.relname.decode())
+
     def sleep(self, seconds: float, wake_fd: int | None = None) -> None:
         """Sleep up to *seconds*, until something rings, or until *wake_fd* is readable; not at all if it has rung."""
+        # What came with a statement's answer is no longer in the socket.
+        self._collect()
         if not self._rung:
             readable(self._conn.fileno(), *([] if wake_fd is None else [wake_fd]), within_s=seconds)
 

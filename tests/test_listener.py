@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import Notify
 
+from outbox import db
 from outbox.db import Conn, connect
 from outbox.listener import PROBE_WITHIN_S, Bells, Deaf
 from tests import emptied
@@ -27,11 +28,15 @@ def test_what_rings_is_heard_once_whoever_rings_and_however_often(conn: Conn, da
     assert bells.take() == set()
 
 
-def test_what_rings_during_a_statement_is_kept(conn: Conn, database_url: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_rings_during_a_statement_is_kept(conn: Conn, database_url: str, at_once: bool) -> None:
     bells = Bells(conn, ["a"])
     with connect(database_url, name="posthouse tests") as other:
         other.execute("NOTIFY a")
-    conn.execute("SELECT pg_sleep(0.1)")
+    if at_once:
+        db.at_once(conn, "SELECT pg_sleep(0.1)", {})
+    else:
+        conn.execute("SELECT pg_sleep(0.1)")
     bells.sleep(60)
     assert bells.take() == {"a"}
 

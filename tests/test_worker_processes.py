@@ -326,6 +326,17 @@ def test_a_long_job_among_brief_ones_holds_up_none_of_them(busy: Busy) -> None:
     assert {ended(busy.conn, job.id)["state"] for job in long} == {"completed"}
 
 
+def test_a_bell_is_heard_in_the_middle_of_another_queues_backlog(hired: Crew, conn: Conn) -> None:
+    hired.start("quick", "single", told={"POLL_INTERVAL_S": "60", "AWAITED_POLL_INTERVAL_S": "60"})
+    add(conn, "slow", "before", queue="single")
+    until(lambda: hired.ends("before"))
+    jobs.enqueue_many(conn, [NewJob(queue="quick", actor="trial.brief") for _ in range(20_000)])
+    add(conn, "slow", "rung-for", queue="single")
+    until(lambda: hired.ends("rung-for"))
+    found = conn.execute("SELECT FROM dramatiq.queue WHERE queue_name = 'quick' AND state = 'queued' LIMIT 1")
+    assert found.rowcount == 1, "the backlog was over before"
+
+
 def test_the_job_of_a_killed_worker_runs_again_beside_it_and_completes_once(hired: Crew, conn: Conn) -> None:
     pair = hired.start_all(["quick"], ["quick"])
     job_id = add(conn, "run", "killed", 1.5)
