@@ -226,15 +226,11 @@ def retractable(conn: psycopg.Connection[Any]) -> Iterator[None]:
     if conn.autocommit and conn.info.transaction_status is TransactionStatus.IDLE:
         yield
         return
-    conn.execute("SAVEPOINT posthouse")
-    try:
+    if conn.info.transaction_status is TransactionStatus.IDLE:
+        # Any statement begins the caller's transaction; a block would begin its own, and commit it.
+        conn.execute(sql(__file__, "backend"))
+    with conn.transaction():
         yield
-    except psycopg.Error:
-        conn.execute("ROLLBACK TO SAVEPOINT posthouse")
-        raise
-    finally:
-        if conn.info.transaction_status is TransactionStatus.INTRANS:
-            conn.execute("RELEASE SAVEPOINT posthouse")
 
 
 def limit_statements(conn: Conn, seconds: float) -> None:
