@@ -22,6 +22,7 @@ from outbox import controls, jobs
 from outbox.db import Conn, connect
 from outbox.jobs import NewJob
 from tests import emptied
+from tests.ledger import expire
 from tests.proxies import Session, proxy
 from tests.workers import HASTE, HOUSE, Crew, Worker, crew, until
 from web.metrics import from_files
@@ -350,9 +351,10 @@ def test_jobs_that_fail_together_come_back_spread_over_a_tenth_of_their_delay(se
 def test_a_rescue_that_could_not_write_goes_on_once_it_can(settled: Crew, conn: Conn) -> None:
     """F17: nobody leads, so whoever fails at it has nothing to give back."""
     lost = add(conn, "give", queue="nobody")
+    jobs.claim(conn, {"nobody": 1}, worker_id=lost, lease_s=9_999)
     conn.execute("ALTER TABLE posthouse.attempts RENAME TO hidden")
     try:
-        jobs.claim(conn, {"nobody": 1}, worker_id=lost, lease_s=0.01)
+        expire(conn, lost)
         until(lambda: settled.workers[0].says("control.disconnected"))
         assert count(conn, "state = 'consumed'") == 1
     finally:
