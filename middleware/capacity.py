@@ -29,8 +29,9 @@ class Lane(Generic[T]):
     """One queue in this process: at most *threads* calls of its actors run at once; *stock* waits for a free thread.
 
     *batch*: the most jobs that one call takes; *fewest*: the same of the kinds that came last, so that no more are
-    claimed than free threads can start. *keyed*: jobs with a limit's key wait in it. Not *belled*: no notification
-    tells of a job, so that its poll does not slow down.
+    claimed than free threads can start. *mean_s*: what a run takes; *runs*, *run_s*, *brief_runs*: those that `weighed`
+    has not taken in yet. *brief*: nearly all of the last ones were. *keyed*: jobs with a limit's key wait in it.
+    Not *belled*: no notification tells of a job, so that its poll does not slow down.
     """
 
     name: str

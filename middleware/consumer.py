@@ -1,7 +1,7 @@
 """The claim loop: one connection for everything a process claims, settles and listens for.
 
-Worker threads hand in how their attempts ended and take the next from the stock; whatever has gathered is written in
-one statement, in one commit with the next claim. While the database is away nothing is claimed and every verdict is
+Worker threads hand in how their attempts ended and take the next from the stock; whatever has gathered is written by
+the statement that makes the next claim. While the database is away nothing is claimed and every verdict is
 kept.
 """
 
@@ -337,6 +337,7 @@ class ClaimLoop:
         self._sleep(bells, min(seconds, TURN_S))
 
     def _rally(self, now: float) -> None:
+        """Wake threads that brief jobs had spared, if those that work them are held up by longer ones."""
         with self._lock:
             started = self._starting(now)
         for work in started:

@@ -32,8 +32,6 @@ EXIT_PANIC = 1
 EXIT_CUT = 75
 #: The signal may come twice, to the group and forwarded by the master: within so long it is one and the same.
 SAME_SIGNAL_S = 1.0
-
-
 #: A thread that computes lets the next one at the interpreter after so long: the claim loop and the renewals are among
 #: those that wait, and Python's own 5 ms are as long as a claim.
 SWITCH_S = 0.001

@@ -40,10 +40,10 @@ def run(name: str, seconds: float = 0) -> None:
 
 
 @actor(name="trial.brief", queue="quick")
-def brief(seconds: float = 0) -> None:
-    """Does nothing at all, unless it is told to wait."""
-    if seconds:
-        time.sleep(seconds)
+def brief(awaited: str = "") -> None:
+    """Does nothing at all, unless it is told to wait for a file."""
+    while awaited and not (FOLDER / awaited).exists():
+        time.sleep(0.02)
 
 
 @actor(name="trial.linger", queue="quick", backoff=Backoff(first_s=0))
